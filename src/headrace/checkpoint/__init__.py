@@ -1,0 +1,1 @@
+"""Bytes of weight files: headers, tensors, shards. Knows nothing of any model."""
