@@ -1,0 +1,1 @@
+"""The n-gram memory (Engram): which table rows a token reads, and how those rows are read."""
