@@ -1,16 +1,18 @@
-"""Rules every test runs under: one seed per test, one thread, no network, a bounded hypothesis profile."""
+"""Rules every test runs under: one seed, one thread, no network, poisoned memory, a bounded hypothesis profile."""
 
 import os
 import random
 import socket
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
+
+MAX_POISONED_BYTES = 64 << 20  # larger ones stay untouched, so that tests of memory use measure the code and not this
 
 hypothesis.settings.register_profile(
     "headrace",
@@ -61,3 +63,20 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(socket.socket, "connect", connect)
     yield
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill what `torch.empty` returns with 0xFF bytes (NaN as a float, -1 as an integer): unwritten is never zero."""
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, _poisoned(getattr(owner, name)))
+
+
+def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tensor = allocate(*args, **kwargs)
+        if tensor.device.type == "cpu" and 0 < tensor.numel() * tensor.element_size() <= MAX_POISONED_BYTES:
+            tensor.untyped_storage().fill_(0xFF)
+        return tensor
+
+    return poisoned
