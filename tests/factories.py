@@ -13,7 +13,7 @@ from headrace.models.deepseek_v41.config import Config, from_json, table_rows
 
 def tiny_document(streams: int = 3) -> dict[str, Any]:
     """Return the nested document of `tiny_config`; change it and read it back with `from_json`."""
-    rows = table_rows(101, num_layers=2, num_columns=6)
+    rows = table_rows(101, num_layers=2, max_ngram=4, num_hashes=2)
     return {
         "architectures": ["DeepseekV41ForCausalLM"],
         "model_type": "deepseek_v41",

@@ -216,7 +216,7 @@ def _read_engram(text: Fields) -> Engram | None:
         layer_ids=layer_ids,
         num_embeddings=text.integers("engram_num_embeddings", low=1, high=2**48),
         max_ngram=text.integer("engram_max_ngram_size", low=2, high=16),
-        first_prime_above=text.integer("engram_vocab_size", high=2**40),
+        first_prime_above=text.integer("engram_vocab_size", low=2),
         num_hashes=text.integer("engram_n_heads", high=256),
         head_dim=text.integer("engram_head_dim"),
         pad_token_id=text.integer("engram_pad_token_id", low=0, default=2),

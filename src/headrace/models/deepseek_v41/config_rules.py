@@ -4,53 +4,20 @@
 factories of tests call it on what they make up. Source: spec sections 3.3, 3.6 and 6.1; primes: 3.9.2.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from headrace.core.errors import UserError
+from headrace.memory.addressing import hash_primes
 from headrace.models.deepseek_v41.architecture import Config, Draft, Engram, Vision
 
-_WITNESSES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+_MAX_PRIMES = 2**14  # bounds the search; the release takes 48
 
 
-def _is_prime(number: int) -> bool:
-    """Decide primality exactly for every number below 2**64 (Miller-Rabin with a complete set of witnesses)."""
-    if number < 2:
-        return False
-    for prime in _WITNESSES:
-        if number % prime == 0:
-            return number == prime
-    odd, halvings = number - 1, 0
-    while odd % 2 == 0:
-        odd, halvings = odd // 2, halvings + 1
-    for witness in _WITNESSES:
-        power = pow(witness, odd, number)
-        if power in {1, number - 1}:
-            continue
-        for _ in range(halvings - 1):
-            power = power * power % number
-            if power == number - 1:
-                break
-        else:
-            return False
-    return True
-
-
-def table_rows(first_prime_above: int, num_layers: int, num_columns: int) -> tuple[int, ...]:
-    """Return the rows of each Engram table: sums of consecutive primes from `first_prime_above` upward.
-
-    The released search restarts for every n-gram size and skips used primes, which gives the primes in order.
-    """
-
-    def primes() -> Iterator[int]:
-        candidate = first_prime_above
-        while True:
-            if _is_prime(candidate):
-                yield candidate
-            candidate += 1
-
-    source = primes()
-    return tuple(sum(next(source) for _ in range(num_columns)) for _ in range(num_layers))
+def table_rows(first_prime_above: int, num_layers: int, max_ngram: int, num_hashes: int) -> tuple[int, ...]:
+    """Return the rows of each Engram table: the sums of the primes its hash columns take."""
+    primes = hash_primes(num_layers, max_ngram, num_hashes, first_prime_above)
+    return tuple(int(rows) for rows in primes.sum(axis=(1, 2)))
 
 
 def _refuse(name: str, value: object, rule: str) -> UserError:
@@ -189,7 +156,10 @@ def _check_engram(config: Config, engram: Engram) -> None:
     if len(engram.num_embeddings) != len(engram.layer_ids):
         rule = f"one entry for each of the {len(engram.layer_ids)} engram_layer_ids is expected"
         raise _refuse("engram_num_embeddings", list(engram.num_embeddings), rule)
-    expected = table_rows(engram.first_prime_above, len(engram.layer_ids), engram.num_columns)
+    if engram.num_columns * len(engram.layer_ids) > _MAX_PRIMES:
+        rule = f"at most {_MAX_PRIMES} hash columns over all layers are accepted"
+        raise _refuse("engram_n_heads", engram.num_hashes, rule)
+    expected = table_rows(engram.first_prime_above, len(engram.layer_ids), engram.max_ngram, engram.num_hashes)
     if engram.num_embeddings != expected:
         rule = f"the primes above engram_vocab_size {engram.first_prime_above} sum to {list(expected)}"
         raise _refuse("engram_num_embeddings", list(engram.num_embeddings), rule)
