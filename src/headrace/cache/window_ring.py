@@ -1,0 +1,70 @@
+"""Window entries of one layer of one sequence: the newest rows in FP8, older ones overwritten."""
+
+import torch
+from torch import Tensor
+
+from headrace.core.errors import InternalError
+from headrace.kernels import block_quant
+
+
+class WindowRing:
+    """A ring of `depth` FP8 rows; position p lives in slot p mod depth.
+
+    Owns its buffers and the range of positions that are valid, `oldest` .. `end` - 1. A ring of twice the window goes
+    back up to one window of tokens without losing what the earlier length needs.
+
+    At the released head size a row takes 512 + 16 bytes.
+    """
+
+    def __init__(self, head_dim: int, depth: int, device: torch.device) -> None:
+        self.depth = depth
+        self.oldest = 0
+        self.end = 0
+        self._codes = torch.zeros((depth, head_dim), dtype=torch.uint8, device=device)
+        self._scales = torch.zeros((depth, head_dim // block_quant.Q8_GROUP), dtype=torch.uint8, device=device)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one stored row, measured from the buffers."""
+        return self._codes.shape[1] + self._scales.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole ring."""
+        return self._codes.numel() + self._scales.numel()
+
+    def restart(self, position: int) -> None:
+        """Forget everything; the next row stored is that of `position`."""
+        self.oldest = self.end = position
+
+    def store(self, first: int, rows_SH: Tensor) -> None:
+        """Quantise and store bfloat16 rows [S, H] of positions `first` onwards; only the newest `depth` are kept.
+
+        Raises:
+            InternalError: `first` is not the position after the newest row.
+        """
+        if first != self.end:
+            raise InternalError(f"window row {first} was stored after row {self.end - 1}")
+        self.end = first + rows_SH.shape[0]
+        self.oldest = max(self.oldest, self.end - self.depth)
+        kept = rows_SH[max(0, rows_SH.shape[0] - self.depth) :]
+        slots = torch.arange(self.end - kept.shape[0], self.end, device=rows_SH.device) % self.depth
+        codes, scales = block_quant.encode_q8(kept)
+        self._codes.index_copy_(0, slots, codes)
+        self._scales.index_copy_(0, slots, scales)
+
+    def read(self, low: int, high: int) -> Tensor:
+        """Return rows `low` .. `high` - 1 as bfloat16 [n, H].
+
+        Raises:
+            InternalError: a row is not held; the sentence names it.
+        """
+        if low < self.oldest or high > self.end:
+            raise InternalError(f"window rows {low}..{high - 1} were read, {self.oldest}..{self.end - 1} are held")
+        slots = torch.arange(low, high, device=self._codes.device) % self.depth
+        return block_quant.decode_q8(self._codes[slots], self._scales[slots])
+
+    def truncate(self, num_tokens: int) -> None:
+        """Forget rows at and after position `num_tokens`."""
+        self.end = min(self.end, num_tokens)
+        self.oldest = min(self.oldest, self.end)

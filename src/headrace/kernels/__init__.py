@@ -1,0 +1,1 @@
+"""Row-invariant tensor operations on PyTorch; no model knowledge, no state."""

@@ -1,0 +1,244 @@
+"""The indexer: scores of queries against index keys, candidate blocks, top-k with one tie rule.
+
+Keys are read in tiles and the best entries so far are kept, so memory grows neither with rows times context nor with
+the context. Ties go to the lower position everywhere: a score and its position are packed in one integer, which makes
+the order total, so the result does not depend on tiles.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.kernels.product import linear
+
+KEY_TILE = 4096
+_SCORE_BYTES = 24 << 20
+_HIDDEN = -(1 << 63)
+_LOW_32 = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class IndexQuery:
+    """Index queries of consecutive rows of one sequence.
+
+    `q_TJI` [T, J, I] bfloat16 (already rounded to FP4 values), `weights_TJ` [T, J] bfloat16, `visible_T` [T] int64:
+    how many entries each row may see (never decreasing). `is_fp32`: float32 scores instead of the vendor's rounding.
+    """
+
+    q_TJI: Tensor
+    weights_TJ: Tensor
+    visible_T: Tensor
+    is_fp32: bool
+
+    def rows(self, low: int, high: int) -> "IndexQuery":
+        """Return rows `low` to `high`."""
+        return IndexQuery(self.q_TJI[low:high], self.weights_TJ[low:high], self.visible_T[low:high], self.is_fp32)
+
+
+def index_scores(query: IndexQuery, keys_CI: Tensor) -> Tensor:
+    """Score every key for every row, visible or not.
+
+    Args:
+        query: T rows.
+        keys_CI: [C, I] bfloat16.
+
+    Returns:
+        [T, C], bfloat16, or float32 if the query says so.
+
+    Numerics: bfloat16 mode rounds each dot product, each weighted term and the float32 sum over heads to bfloat16,
+        as the vendor's code does; float32 mode rounds nothing.
+    Source: spec sections 3.5 and 5.8.
+    """
+    num_rows, num_heads, width = query.q_TJI.shape
+    flat = query.q_TJI.reshape(num_rows * num_heads, width)
+    num_keys = keys_CI.shape[0]
+    keys = _pad_keys(keys_CI)
+    if query.is_fp32:
+        dots = linear(flat.float(), keys.float()).view(num_rows, num_heads, -1)
+        terms = dots.relu_().mul_(query.weights_TJ.float().unsqueeze(-1))
+        return _head_sum(terms)[:, :num_keys]
+    dots = linear(flat, keys).view(num_rows, num_heads, -1)
+    terms = dots.relu_().mul_(query.weights_TJ.unsqueeze(-1))
+    return _head_sum(terms).to(torch.bfloat16)[:, :num_keys]
+
+
+def _pad_keys(keys_CI: Tensor) -> Tensor:
+    missing = -keys_CI.shape[0] % 64
+    return torch.cat([keys_CI, keys_CI.new_zeros((missing, keys_CI.shape[1]))]) if missing else keys_CI
+
+
+def _head_sum(terms_TJC: Tensor) -> Tensor:
+    """Sum over heads one after the other in float32, so that the order is the same for every shape."""
+    total = terms_TJC[:, 0].float()
+    for head in range(1, terms_TJC.shape[1]):
+        total += terms_TJC[:, head]
+    return total
+
+
+def order_keys(scores_TC: Tensor, positions: Tensor) -> Tensor:
+    """Pack scores and positions in int64 so that a larger key is a higher score, then a lower position.
+
+    Args:
+        scores_TC: [T, C] bfloat16 or float32, finite.
+        positions: [C] or [T, C] int64, below 2 ** 32.
+    """
+    scores = scores_TC.float() + 0.0  # -0 becomes +0: they tie
+    bits = scores.view(torch.int32)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (ordered.long() << 32) | (_LOW_32 - positions)
+
+
+def unpack_positions(keys_TK: Tensor) -> Tensor:
+    """Return the positions of packed keys in ascending order, -1 (at the end) for slots that hold nothing."""
+    empty = 1 << 40
+    positions = torch.where(keys_TK > _HIDDEN, _LOW_32 - (keys_TK & _LOW_32), empty).sort(-1).values
+    return torch.where(positions == empty, -1, positions)
+
+
+def best(keys_TC: Tensor, count: int) -> Tensor:
+    """Return the `count` largest packed keys of each row (all, if there are fewer), in no promised order."""
+    if keys_TC.shape[1] <= count:
+        return keys_TC
+    return torch.topk(keys_TC, count, dim=1, sorted=False).values
+
+
+def all_visible(visible_T: Tensor, num_slots: int) -> Tensor:
+    """Return [T, num_slots] picks for rows that see at most `num_slots` entries: all of them, ascending, -1 after."""
+    slots = torch.arange(num_slots, device=visible_T.device)
+    return torch.where(slots < visible_T.unsqueeze(1), slots, -1)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a scan found: `picked_TK` [T, K] int64 ascending, -1 padded; `blocks_TB` kept candidate blocks or None."""
+
+    picked_TK: Tensor
+    blocks_TB: Tensor | None
+
+
+def scan(
+    query: IndexQuery,
+    read_keys: Callable[[int, int], Tensor],
+    *,
+    top_k: int,
+    candidate_blocks: int = 0,
+    block_size: int = 1,
+) -> Selection:
+    """Scan all visible entries in tiles.
+
+    Args:
+        query: T rows.
+        read_keys: `read_keys(low, high)` gives index keys `low` .. `high` - 1 as bfloat16 [n, I].
+        top_k: entries to pick per row.
+        candidate_blocks: blocks to keep per row; 0 keeps none.
+        block_size: entries per candidate block, a divisor of `KEY_TILE`.
+
+    Returns:
+        A `Selection`; `blocks_TB` [T, candidate_blocks] is None without candidates.
+
+    Numerics: see `index_scores`; selection is exact and independent of tiles.
+    Source: spec section 3.6.
+    """
+    num_rows = query.q_TJI.shape[0]
+    parts = []
+    row_step = _row_step(query, KEY_TILE)
+    for low in range(0, num_rows, row_step):
+        rows = query.rows(low, min(low + row_step, num_rows))
+        parts.append(_scan_rows(rows, read_keys, top_k, candidate_blocks, block_size))
+    picked = torch.cat([part.picked_TK for part in parts])
+    if not candidate_blocks:
+        return Selection(picked, None)
+    return Selection(picked, torch.cat([part.blocks_TB for part in parts if part.blocks_TB is not None]))
+
+
+def _row_step(query: IndexQuery, num_keys: int) -> int:
+    per_row = query.q_TJI.shape[1] * num_keys * (4 if query.is_fp32 else 2)
+    return max(1, _SCORE_BYTES // per_row)
+
+
+def _scan_rows(
+    query: IndexQuery, read_keys: Callable[[int, int], Tensor], top_k: int, candidate_blocks: int, block_size: int
+) -> Selection:
+    num_entries = int(query.visible_T[-1])
+    visible = query.visible_T.unsqueeze(1)
+    running = query.visible_T.new_full((query.visible_T.shape[0], 0), 0)
+    peaks = []
+    for low in range(0, num_entries, KEY_TILE):
+        high = min(low + KEY_TILE, num_entries)
+        positions = torch.arange(low, high, device=visible.device)
+        scores = index_scores(query, read_keys(low, high))
+        hidden = positions >= visible
+        keys = order_keys(scores, positions).masked_fill_(hidden, _HIDDEN)
+        running = best(torch.cat([running, best(keys, top_k)], 1), top_k)
+        if candidate_blocks:
+            peaks.append(_block_peaks(keys, block_size))
+    blocks = None
+    if candidate_blocks:
+        blocks = keep_blocks(torch.cat(peaks, 1), query.visible_T, candidate_blocks, block_size)
+    return Selection(_pad_slots(unpack_positions(running), top_k), blocks)
+
+
+def _pad_slots(picked_TK: Tensor, num_slots: int) -> Tensor:
+    missing = num_slots - picked_TK.shape[1]
+    return picked_TK if missing == 0 else torch.nn.functional.pad(picked_TK, (0, missing), value=-1)
+
+
+def _block_peaks(keys_TC: Tensor, block_size: int) -> Tensor:
+    """Return the largest packed key of every block; a block that is not visible at all keeps the hidden key."""
+    missing = -keys_TC.shape[1] % block_size
+    padded = torch.nn.functional.pad(keys_TC, (0, missing), value=_HIDDEN) if missing else keys_TC
+    return padded.view(keys_TC.shape[0], -1, block_size).amax(-1)
+
+
+def keep_blocks(peaks_TB: Tensor, visible_T: Tensor, count: int, block_size: int) -> Tensor:
+    """Choose candidate blocks: the block of the newest visible entry always, then the highest scores.
+
+    Args:
+        peaks_TB: [T, blocks] packed key of each block's best visible entry, hidden where none is visible.
+        visible_T: [T] entries each row sees, at least 1.
+        count: blocks to keep.
+        block_size: entries per block.
+
+    Returns:
+        [T, count] int64 block indices, ascending, -1 padded.
+
+    Numerics: only the score part of a packed key counts; equal scores go to the lower block.
+    """
+    block_ids = torch.arange(peaks_TB.shape[1], device=peaks_TB.device)
+    keys = torch.where(peaks_TB > _HIDDEN, ((peaks_TB >> 32) << 32) | (_LOW_32 - block_ids), _HIDDEN)
+    newest = torch.div(visible_T - 1, block_size, rounding_mode="floor").unsqueeze(1)
+    keys = keys.scatter(1, newest, (0x7FFFFFFF << 32) | (_LOW_32 - newest))
+    return _pad_slots(unpack_positions(best(keys, count)), count)
+
+
+def rescan(
+    query: IndexQuery, blocks_TB: Tensor, gather_keys: Callable[[Tensor], Tensor], *, top_k: int, block_size: int
+) -> Tensor:
+    """Score only the entries of kept blocks and pick the best.
+
+    Args:
+        query: T rows.
+        blocks_TB: [T, B] kept blocks, -1 padded.
+        gather_keys: turns entry indices [R, n] (-1 reads anything) into bfloat16 keys [R, n, I].
+        top_k: entries to pick per row.
+        block_size: entries per block.
+
+    Returns:
+        [T, top_k] int64 ascending, -1 padded.
+    """
+    num_rows, num_blocks = blocks_TB.shape
+    offsets = torch.arange(block_size, device=blocks_TB.device)
+    parts = []
+    for row in range(num_rows):
+        blocks = blocks_TB[row : row + 1]
+        entries = (blocks.unsqueeze(-1) * block_size + offsets).view(1, -1)
+        hidden = (blocks.unsqueeze(-1) < 0).expand(1, num_blocks, block_size).reshape(1, -1)
+        one = query.rows(row, row + 1)
+        hidden = hidden | (entries >= one.visible_T.unsqueeze(1))
+        entries = entries.masked_fill(hidden, -1)
+        scores = index_scores(one, gather_keys(entries)[0])
+        keys = order_keys(scores, entries.clamp_min(0)).masked_fill_(hidden, _HIDDEN)
+        parts.append(_pad_slots(unpack_positions(best(keys, top_k)), top_k))
+    return torch.cat(parts)

@@ -1,0 +1,42 @@
+"""Router: scores, biased selection, weights of the selected experts."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from headrace.kernels.product import linear_fp32
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Selected experts of every token: `experts_TK` [T, K] int64 in ascending order, `weights_TK` [T, K] float32."""
+
+    experts_TK: Tensor
+    weights_TK: Tensor
+
+
+def route(x_TD: Tensor, gate_ED: Tensor, bias: Tensor, *, count: int, scale: float) -> Routes:
+    """Select experts by biased score and weight them by their plain score.
+
+    Args:
+        x_TD: [T, D] bfloat16.
+        gate_ED: [E, D] float32.
+        bias: [E] or [T, E] float32, added for selection only.
+        count: experts per token.
+        scale: factor of the normalised weights.
+
+    Numerics: float32; sqrt(softplus(z)); equal biased scores go to the lower expert.
+    Source: spec section 3.8.
+    """
+    scores = functional.softplus(linear_fp32(x_TD, gate_ED).contiguous()).sqrt()
+    order = torch.sort(scores + bias, dim=-1, descending=True, stable=True).indices
+    picked = order[:, :count]
+    weights = scores.gather(1, picked)
+    total = weights[:, 0:1].clone()
+    for slot in range(1, count):
+        total += weights[:, slot : slot + 1]
+    weights = weights / (total + 1e-20) * scale
+    experts, rank = picked.sort(-1)
+    return Routes(experts, weights.gather(1, rank))

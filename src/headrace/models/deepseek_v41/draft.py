@@ -1,0 +1,109 @@
+"""DSpark draft module of the cached path: context rings fed by taps, one parallel block, a sequential head."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.cache.sequence_state import SequenceState
+from headrace.core.errors import InternalError
+from headrace.kernels.block_quant import fake_q8
+from headrace.kernels.product import linear, linear_fp32
+from headrace.kernels.rms_norm import rms_norm
+from headrace.kernels.rope import rotation
+from headrace.kernels.sparse_attention import attend_block
+from headrace.kernels.stream_mix import collapse
+from headrace.models.deepseek_v41.attention import project, project_output, window_entries
+from headrace.models.deepseek_v41.block import finish_layer, half_input, half_mixes
+from headrace.models.deepseek_v41.config import Config
+from headrace.models.deepseek_v41.parameters import LayerWeights, Parameters
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A drafted block: `ids` [X], `logits` [X, V] float32, `confidence` [X] float32 raw logits (sigmoid: accept)."""
+
+    ids: Tensor
+    logits: Tensor
+    confidence: Tensor
+
+
+class Drafter:
+    """Proposes tokens from the target's taps. Holds weights; context entries live in the sequence's draft rings."""
+
+    def __init__(self, config: Config, parameters: Parameters, frequencies: Tensor) -> None:
+        if config.draft is None or parameters.draft is None:
+            raise InternalError("a drafter was built for a model without a draft module")
+        self._config = config
+        self._draft = config.draft
+        self._parameters = parameters
+        self._weights = parameters.draft
+        self._frequencies = frequencies
+
+    @torch.inference_mode()
+    def observe(self, state: SequenceState, first: int, taps: Tensor) -> None:
+        """Store the context entries of committed target positions.
+
+        Args:
+            state: the sequence; its draft rings are written.
+            first: position of the first row.
+            taps: [T, n * D] bfloat16, as `Output.taps`.
+
+        Source: spec section 3.11, context KV.
+        """
+        main = linear(fake_q8(taps), self._weights.main_proj)
+        main8 = fake_q8(rms_norm(main, self._weights.main_norm, self._config.norm_eps))
+        positions = torch.arange(first, first + taps.shape[0], device=taps.device)
+        cos, sin = rotation(positions, self._frequencies)
+        for ring, layer in zip(state.draft_rings, self._weights.layers, strict=True):
+            ring.store(first, window_entries(main8, layer.attention, cos, sin, self._config.norm_eps))
+
+    @torch.inference_mode()
+    def propose(self, state: SequenceState, token_id: int) -> Proposal:
+        """Draft greedily after the newest observed position, whose sampled next token is `token_id`."""
+        config, draft = self._config, self._draft
+        newest = state.draft_rings[0].end - 1
+        device = self._parameters.embed.device
+        ids = torch.full((draft.block_size,), draft.noise_token_id, device=device)
+        ids[0] = token_id
+        x = self._parameters.embed[ids].unsqueeze(1).expand(-1, config.num_streams, -1).contiguous()
+        pre = torch.zeros((draft.block_size, config.num_streams), device=device)
+        pre[:, 0] = 1.0
+        positions = torch.arange(newest + 1, newest + 1 + draft.block_size, device=device)
+        cos, sin = rotation(positions, self._frequencies)
+        for stage, layer in enumerate(self._weights.layers):
+            ring = state.draft_rings[stage]
+            context = ring.read(max(ring.oldest, newest - config.window + 1), newest + 1)
+            x, pre = self._block(layer, x, pre, context, cos, sin)
+        return self._sequential_head(collapse(x, pre), token_id)
+
+    def _block(
+        self, layer: LayerWeights, x: Tensor, pre: Tensor, context: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        config = self._config
+        attn_mix = half_mixes(x, layer.attn_mix, config)
+        u = half_input(x, pre, layer.attn_norm, config)
+        projected = project(fake_q8(u), layer.attention, cos, sin, config)
+        entries = torch.cat([context, projected.window_TH])
+        value = attend_block(projected.q_TQH, entries, layer.attention.sink, scale=config.head_dim**-0.5)
+        out = project_output(value, layer.attention, cos, sin, config)
+        count = self._draft.experts_per_token
+        x, pre, _, _ = finish_layer(layer, x, attn_mix, out, None, count=count, config=config)
+        return x, pre
+
+    def _sequential_head(self, y_XD: Tensor, token_id: int) -> Proposal:
+        """Turn the block's hidden states into tokens, one after the other.
+
+        Source: spec section 3.11, steps 3 to 5; confidence reads the hidden state before the norm.
+        """
+        weights = self._weights
+        base = linear_fp32(rms_norm(y_XD, weights.norm, self._config.norm_eps), self._parameters.head)
+        previous, ids, logits, confidence = token_id, [], [], []
+        for place in range(y_XD.shape[0]):
+            embedded = weights.markov_embed[previous : previous + 1]
+            row = base[place : place + 1] + linear_fp32(embedded, weights.markov_head)
+            confidence.append(linear_fp32(torch.cat([y_XD[place : place + 1], embedded], 1), weights.confidence)[0])
+            previous = int(row.argmax())
+            ids.append(previous)
+            logits.append(row)
+        return Proposal(torch.tensor(ids), torch.cat(logits), torch.cat(confidence))

@@ -1,0 +1,258 @@
+"""The cached path of DeepSeek-V4.1-Flash: spans of sequences in, logits out, state kept by the sequences.
+
+Read `reference/model.py` first: it says the same without a cache. Here the encoder and the decoder's KV producer run
+on all rows, and the decoder on the rows that each span asks for (all of them, or the tail of a replayed prompt).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.cache.sequence_state import SequenceState, StateShape
+from headrace.core.errors import CapacityError, UserError
+from headrace.kernels.block_quant import fake_q8
+from headrace.kernels.ngram_gate import inject
+from headrace.kernels.product import linear, linear_fp32
+from headrace.kernels.rms_norm import rms_norm
+from headrace.kernels.stream_mix import collapse
+from headrace.memory.addressing import Addressing
+from headrace.models.deepseek_v41.attention import Frequencies, LayerAttention
+from headrace.models.deepseek_v41.batch import Output, Rows, Span, Work, flatten, keep_tails
+from headrace.models.deepseek_v41.block import finish_layer, half_input, half_mixes
+from headrace.models.deepseek_v41.config import Config
+from headrace.models.deepseek_v41.parameters import LayerWeights, Parameters
+from headrace.models.deepseek_v41.plan import build_plan
+from headrace.models.deepseek_v41.probe import Probe
+from headrace.models.deepseek_v41.selection import Published
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """Named numerics of a model. `is_fp32_index`: float32 index scores instead of the vendor's bfloat16 rounding."""
+
+    is_fp32_index: bool = False
+
+    @property
+    def name(self) -> str:
+        """Identity of the numerics; answers are the same bits only for the same name."""
+        return f"torch-{'fp32' if self.is_fp32_index else 'bf16'}idx-1"
+
+
+@dataclass
+class _Pass:
+    """Values of one forward pass while it runs: the rows still alive and what belongs to them.
+
+    `x_TMD` streams, `pre_TM` pending pre-mix, `ngrams` table rows [T, C * U] bfloat16 per layer, `is_dead` [T] tokens
+    without n-grams, `taps` one [T, D] bfloat16 per tapped layer so far.
+    """
+
+    rows: Rows
+    x_TMD: Tensor
+    pre_TM: Tensor
+    ngrams: dict[int, Tensor]
+    is_dead: Tensor
+    taps: list[Tensor]
+    published: Published
+    work: Work
+    probe: Probe | None
+    has_produced: bool = False
+
+    def keep(self, rows: Rows, index: Tensor) -> None:
+        """Go on with the rows at `index` only."""
+        self.rows = rows
+        self.x_TMD, self.pre_TM, self.is_dead = self.x_TMD[index], self.pre_TM[index], self.is_dead[index]
+        self.ngrams = {layer_id: part[index] for layer_id, part in self.ngrams.items()}
+        self.taps = [tap[index] for tap in self.taps]
+
+
+class DeepseekV41:
+    """One loaded model. Owns its weights; sequences own their state; a forward pass owns everything else."""
+
+    def __init__(
+        self,
+        config: Config,
+        parameters: Parameters,
+        addressing: Addressing | None,
+        *,
+        device: torch.device,
+        numerics: Numerics,
+    ) -> None:
+        self.config = config
+        self.parameters = parameters
+        self.addressing = addressing
+        self.device = device
+        self.numerics = numerics
+        self.plan = build_plan(config)
+        self.frequencies = Frequencies.build(config, device)
+        self._attention = [LayerAttention(layer, config, self.frequencies) for layer in parameters.layers]
+        self._taps = config.draft.tap_layers if config.draft else ()
+
+    def new_state(self) -> SequenceState:
+        """Return the state of a sequence without tokens."""
+        config = self.config
+        shape = StateShape(
+            head_dim=config.head_dim,
+            index_head_dim=config.index_head_dim,
+            window=config.window,
+            num_layers=config.num_layers,
+            num_draft_layers=config.num_draft_layers if self.parameters.draft else 0,
+            decoder_start=config.cut,
+            source_ratios={source: config.compress_ratios[source] for source in config.kv_sources},
+            lookback=self.addressing.lookback if self.addressing else 0,
+        )
+        return SequenceState(shape, self.device)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        spans: list[Span],
+        *,
+        work: Work | None = None,
+        wants_all_logits: bool = False,
+        wants_taps: bool = False,
+        probe: Probe | None = None,
+    ) -> Output:
+        """Run one batch and move every sequence's state past its span.
+
+        Args:
+            spans: at least one; a sequence appears once; every span has at least one token.
+            work: counters to add to.
+            wants_all_logits: logits of every decoder row instead of each span's last (spans with decoder rows only).
+            wants_taps: also return the draft taps of the decoder's rows.
+            probe: sees and may replace tensors.
+
+        Returns:
+            An `Output`.
+
+        Raises:
+            UserError: a token id is outside the vocabulary; an n-gram row is damaged (table and row are named).
+            CapacityError: a sequence would become longer than the model's context.
+
+        Numerics: a row's result depends on its own sequence only: not on other spans, chunk borders or threads.
+        State: appends to the sequences' states; after an error they must be thrown away.
+        """
+        work = Work() if work is None else work
+        self._check(spans)
+        run, compressed = self._start(spans, work, probe)
+        for layer in self.parameters.layers:
+            if layer.ngram is not None:
+                self._inject(layer, run)
+            if layer.plan.id == self.config.cut:
+                self._enter_decoder(layer, spans, run)
+            if run.rows.count == 0:
+                break
+            self._layer(layer, run)
+        logits = self._logits(run, wants_all_logits)
+        for span, ids in zip(spans, compressed, strict=True):
+            span.state.commit(span.num_rows, ids)
+        return Output(logits, torch.cat(run.taps, 1) if wants_taps and run.taps else None, run.rows)
+
+    def _check(self, spans: list[Span]) -> None:
+        vocab_size, limit = self.config.vocab_size, self.config.max_positions
+        for span in spans:
+            ids = span.token_ids
+            wrong = (ids < 0) | (ids >= vocab_size)
+            if wrong.any():
+                index = int(wrong.argmax())
+                raise UserError(
+                    f"token id {ids[index]} at position {span.state.length + index} is not in the vocabulary; "
+                    f"accepted are 0 to {vocab_size - 1}",
+                    param="token_ids",
+                )
+            total = span.state.length + span.num_rows
+            if total > limit:
+                raise CapacityError(f"{total} tokens do not fit the model's context of {limit} tokens", param="prompt")
+
+    def _start(self, spans: list[Span], work: Work, probe: Probe | None) -> tuple[_Pass, list[np.ndarray | None]]:
+        """Embed the tokens and read their n-gram rows; also return each span's compressed ids."""
+        rows = flatten(spans, self.device)
+        ids = torch.from_numpy(np.concatenate([span.token_ids for span in spans])).to(self.device)
+        x = self.parameters.embed[ids]
+        if rows.is_image is not None:
+            x[rows.is_image] = torch.cat([span.images.rows_ND for span in spans if span.images is not None])
+        x_TMD = x.unsqueeze(1).expand(-1, self.config.num_streams, -1).contiguous()
+        pre_TM = torch.zeros((rows.count, self.config.num_streams), dtype=torch.float32, device=self.device)
+        pre_TM[:, 0] = 1.0
+        is_dead = rows.is_image if rows.is_image is not None else torch.zeros_like(ids, dtype=torch.bool)
+        ngrams, compressed = self._look_up(spans)
+        return _Pass(rows, x_TMD, pre_TM, ngrams, is_dead, [], Published(), work, probe), compressed
+
+    def _look_up(self, spans: list[Span]) -> tuple[dict[int, Tensor], list[np.ndarray | None]]:
+        """Read the n-gram rows of every token before any layer runs; a damaged row fails here."""
+        if self.addressing is None:
+            return {}, [None] * len(spans)
+        compressed, row_ids = [], []
+        for span in spans:
+            ids = self.addressing.compress(span.token_ids, span.images.is_image_T if span.images else None)
+            row_ids.append(self.addressing.row_ids(self.addressing.history(ids, span.state.previous_ids)))
+            compressed.append(ids)
+        joined = np.concatenate(row_ids)
+        tables = [layer for layer in self.parameters.layers if layer.ngram is not None]
+        ngrams = {
+            layer.plan.id: layer.ngram.table.lookup(joined[:, place]).to(self.device).flatten(1)
+            for place, layer in enumerate(tables)
+            if layer.ngram is not None
+        }
+        return ngrams, compressed
+
+    def _inject(self, layer: LayerWeights, run: _Pass) -> None:
+        weights = layer.ngram
+        if weights is None:
+            return
+        kv = linear(fake_q8(run.ngrams[layer.plan.id]), weights.kv)
+        run.x_TMD = inject(run.x_TMD, kv, weights.q_weight, weights.k_weight, run.is_dead, self.config.norm_eps)
+
+    def _enter_decoder(self, layer: LayerWeights, spans: list[Span], run: _Pass) -> None:
+        """Produce the decoder's global KV for all rows, then go on with the rows the decoder has to run on."""
+        for span in spans:
+            if span.is_replay:
+                span.state.start_decoder(span.state.length + span.num_rows - span.decoder_rows)
+                run.work.replayed_rows += span.decoder_rows
+        counts = [span.decoder_rows for span in spans]
+        dropped = run.rows.count - sum(counts)
+        if dropped == 0:
+            return
+        u_TD = half_input(run.x_TMD, run.pre_TM, layer.attn_norm, self.config)
+        self._attention[layer.plan.id].produce(run.rows, u_TD)
+        run.has_produced = True
+        run.work.producer_rows += dropped
+        run.keep(*keep_tails(run.rows, counts))
+
+    def _layer(self, layer: LayerWeights, run: _Pass) -> None:
+        """Run one layer over the rows alive."""
+        config, layer_id, rows, probe = self.config, layer.plan.id, run.rows, run.probe
+        if probe is not None:
+            run.x_TMD, run.pre_TM = probe.layer_input(layer_id, rows, run.x_TMD, run.pre_TM)
+        if layer_id in self._taps:
+            run.taps.append(run.x_TMD.float().mean(1).to(torch.bfloat16))
+        attn_mix = half_mixes(run.x_TMD, layer.attn_mix, config)
+        u_TD = half_input(run.x_TMD, run.pre_TM, layer.attn_norm, config)
+        attention = self._attention[layer_id]
+        if layer.plan.role == "full" and not (layer_id == config.cut and run.has_produced):
+            attention.produce(rows, u_TD)
+        is_fp32 = self.numerics.is_fp32_index
+        out_TD = attention.run(rows, u_TD, run.published, run.work, is_fp32_index=is_fp32)
+        streams, pre, ffn_in, ffn_out = finish_layer(
+            layer, run.x_TMD, attn_mix, out_TD, rows.is_image, count=config.experts_per_token, config=config
+        )
+        run.x_TMD, run.pre_TM = streams, pre
+        run.work.layer_rows += rows.count
+        if probe is None:
+            return
+        for name, tensor in (("attn_in", u_TD), ("attn_out", out_TD), ("ffn_in", ffn_in), ("ffn_out", ffn_out)):
+            probe.record(name, layer_id, rows, tensor)
+        probe.record("x_out", layer_id, rows, streams)
+        if layer.indexer is not None:
+            blocks = run.published.blocks if layer.plan.has_candidates else None
+            probe.record_selection(layer_id, rows, run.published.picked, blocks)
+
+    def _logits(self, run: _Pass, wants_all: bool) -> Tensor:
+        """Return float32 logits of every decoder row, or of each segment's last."""
+        x, pre = run.x_TMD, run.pre_TM
+        if not wants_all:
+            last = torch.tensor([segment.offset + segment.count - 1 for segment in run.rows.segments], dtype=torch.int64)
+            x, pre = x[last.to(x.device)], pre[last.to(x.device)]
+        y = collapse(x, pre)
+        return linear_fp32(rms_norm(y, self.parameters.norm, self.config.norm_eps), self.parameters.head)

@@ -1,0 +1,277 @@
+"""Weights in the form the cached path computes with.
+
+Routed experts and n-gram tables stay in their stored bits. Dense FP8 matrices become bfloat16 (exact: code times a
+power of two), and what the model computes in float32 becomes float32 (spec section 2.9). Every tensor is taken out of
+the loaded set as it is converted, so memory never holds two copies of more than one of them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.core.errors import InternalError
+from headrace.kernels.block_quant import decode_fp8_weight
+from headrace.kernels.grouped_experts import Expert, PackedMatrix
+from headrace.memory.table import Table
+from headrace.models.deepseek_v41.config import Config
+from headrace.models.deepseek_v41.plan import LayerPlan, build_plan
+from headrace.models.deepseek_v41.weights import Weights
+
+
+@dataclass(frozen=True)
+class MixWeights:
+    """Hyper-connection weights of one half, float32: `fn` [(2+M)M, M*D], `base` [(2+M)M], `scale` [3]."""
+
+    fn: Tensor
+    base: Tensor
+    scale: Tensor
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """Dense attention weights of one layer, bfloat16 [out, in]; `o_a` [G, rank, in]; norms and `sink` float32."""
+
+    q_a: Tensor
+    q_norm: Tensor
+    q_b: Tensor
+    kv: Tensor
+    kv_norm: Tensor
+    o_a: Tensor
+    o_b: Tensor
+    sink: Tensor
+
+
+@dataclass(frozen=True)
+class CompressorWeights:
+    """Producer of global KV and index keys; `kv` and `gate` float32 at ratio 2, `kv` bfloat16 and no gate at 1."""
+
+    kv: Tensor
+    gate: Tensor | None
+    norm: Tensor
+    index_key: Tensor
+    index_key_norm: Tensor
+
+
+@dataclass(frozen=True)
+class IndexerWeights:
+    """Query side of the indexer, bfloat16."""
+
+    q_b: Tensor
+    head_weights: Tensor
+
+
+@dataclass(frozen=True)
+class MoeWeights:
+    """Router (float32), routed experts as stored, shared expert in bfloat16; `bias_vl` None in draft layers."""
+
+    gate: Tensor
+    bias: Tensor
+    bias_vl: Tensor | None
+    experts: tuple[Expert, ...]
+    shared_gate: Tensor
+    shared_up: Tensor
+    shared_down: Tensor
+
+
+@dataclass(frozen=True)
+class NgramWeights:
+    """N-gram memory of one layer: its table as stored, `kv` bfloat16 [(M+1)D, C*U], weights float32 [M, D]."""
+
+    table: Table
+    kv: Tensor
+    q_weight: Tensor
+    k_weight: Tensor
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer, backbone or draft."""
+
+    plan: LayerPlan
+    attn_norm: Tensor
+    ffn_norm: Tensor
+    attn_mix: MixWeights
+    ffn_mix: MixWeights
+    attention: AttentionWeights
+    compressor: CompressorWeights | None
+    indexer: IndexerWeights | None
+    moe: MoeWeights
+    ngram: NgramWeights | None
+
+
+@dataclass(frozen=True)
+class DraftWeights:
+    """Draft module: blocks, tap projection and the sequential head (`markov_head`, `confidence` float32)."""
+
+    layers: tuple[LayerWeights, ...]
+    main_proj: Tensor
+    main_norm: Tensor
+    norm: Tensor
+    markov_embed: Tensor
+    markov_head: Tensor
+    confidence: Tensor
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """A whole model. `vision` holds the image tower's tensors by official name, empty if it was not loaded."""
+
+    embed: Tensor
+    head: Tensor
+    norm: Tensor
+    layers: tuple[LayerWeights, ...]
+    draft: DraftWeights | None
+    vision: dict[str, Tensor]
+
+
+class _Source:
+    """Hands out each loaded tensor once, moved to the device."""
+
+    def __init__(self, weights: Weights, config: Config, device: torch.device) -> None:
+        self._tensors = weights.tensors
+        self.tables = weights.tables
+        self._device = device
+        self._block = config.block
+
+    def has(self, name: str) -> bool:
+        return name in self._tensors
+
+    def take(self, name: str) -> Tensor:
+        return self._tensors.pop(name).to(self._device)
+
+    def bytes(self, name: str) -> Tensor:
+        return self.take(name).contiguous().view(torch.uint8)
+
+    def fp32(self, name: str) -> Tensor:
+        return self.take(name).float()
+
+    def fp8(self, name: str) -> Tensor:
+        return decode_fp8_weight(self.bytes(f"{name}.weight"), self.bytes(f"{name}.scale"), self._block)
+
+    def fp4(self, name: str) -> PackedMatrix:
+        return PackedMatrix(self.bytes(f"{name}.weight"), self.bytes(f"{name}.scale"))
+
+    def names(self, prefixes: tuple[str, ...]) -> list[str]:
+        return [name for name in self._tensors if name.startswith(prefixes)]
+
+
+def build_parameters(weights: Weights, config: Config, device: torch.device) -> Parameters:
+    """Convert loaded tensors to `Parameters`, emptying `weights.tensors`.
+
+    Raises:
+        InternalError: a loaded tensor was not used.
+    """
+    source = _Source(weights, config, device)
+    plans = build_plan(config)
+    layers = tuple(_layer(source, f"layers.{plan.id}", plan, config) for plan in plans if not plan.is_draft)
+    draft = _draft(source, config, plans) if source.has("mtp.0.main_norm.weight") else None
+    vision = {
+        name: source.take(name)
+        for name in source.names(("vision.", "aligner.", "image_start", "image_end", "image_newline"))
+    }
+    parameters = Parameters(
+        embed=source.take("embed.weight"),
+        head=source.fp32("head.weight"),
+        norm=source.fp32("norm.weight"),
+        layers=layers,
+        draft=draft,
+        vision=vision,
+    )
+    if weights.tensors:
+        raise InternalError(f"{len(weights.tensors)} loaded tensors were not used, {next(iter(weights.tensors))} first")
+    return parameters
+
+
+def _layer(source: _Source, prefix: str, plan: LayerPlan, config: Config) -> LayerWeights:
+    return LayerWeights(
+        plan=plan,
+        attn_norm=source.fp32(f"{prefix}.attn_norm.weight"),
+        ffn_norm=source.fp32(f"{prefix}.ffn_norm.weight"),
+        attn_mix=_mix(source, f"{prefix}.hc_attn"),
+        ffn_mix=_mix(source, f"{prefix}.hc_ffn"),
+        attention=_attention(source, f"{prefix}.attn", config),
+        compressor=_compressor(source, f"{prefix}.attn", plan),
+        indexer=_indexer(source, f"{prefix}.attn.indexer"),
+        moe=_moe(source, f"{prefix}.ffn", plan, config),
+        ngram=_ngram(source, f"{prefix}.engram", plan),
+    )
+
+
+def _mix(source: _Source, prefix: str) -> MixWeights:
+    return MixWeights(*(source.fp32(f"{prefix}_{part}") for part in ("fn", "base", "scale")))
+
+
+def _attention(source: _Source, prefix: str, config: Config) -> AttentionWeights:
+    return AttentionWeights(
+        q_a=source.fp8(f"{prefix}.wq_a"),
+        q_norm=source.fp32(f"{prefix}.q_norm.weight"),
+        q_b=source.fp8(f"{prefix}.wq_b"),
+        kv=source.fp8(f"{prefix}.wkv"),
+        kv_norm=source.fp32(f"{prefix}.kv_norm.weight"),
+        o_a=source.fp8(f"{prefix}.wo_a").unflatten(0, (config.o_groups, config.o_lora_rank)),
+        o_b=source.fp8(f"{prefix}.wo_b"),
+        sink=source.fp32(f"{prefix}.attn_sink"),
+    )
+
+
+def _compressor(source: _Source, prefix: str, plan: LayerPlan) -> CompressorWeights | None:
+    if plan.role != "full":
+        return None
+    is_pair = plan.ratio == 2
+    kv = f"{prefix}.compressor.wkv.weight"
+    return CompressorWeights(
+        kv=source.fp32(kv) if is_pair else source.take(kv),
+        gate=source.fp32(f"{prefix}.compressor.wgate.weight") if is_pair else None,
+        norm=source.fp32(f"{prefix}.compressor.norm.weight"),
+        index_key=source.take(f"{prefix}.indexer.wk.weight"),
+        index_key_norm=source.fp32(f"{prefix}.indexer.k_norm.weight"),
+    )
+
+
+def _indexer(source: _Source, prefix: str) -> IndexerWeights | None:
+    if not source.has(f"{prefix}.wq_b.weight"):
+        return None
+    return IndexerWeights(source.fp8(f"{prefix}.wq_b"), source.take(f"{prefix}.weights_proj.weight"))
+
+
+def _moe(source: _Source, prefix: str, plan: LayerPlan, config: Config) -> MoeWeights:
+    num_experts = config.draft.num_experts if plan.is_draft and config.draft else config.num_experts
+    experts = tuple(
+        Expert(*(source.fp4(f"{prefix}.experts.{expert}.{part}") for part in ("w1", "w3", "w2")))
+        for expert in range(num_experts)
+    )
+    return MoeWeights(
+        gate=source.fp32(f"{prefix}.gate.weight"),
+        bias=source.fp32(f"{prefix}.gate.bias"),
+        bias_vl=None if plan.is_draft else source.fp32(f"{prefix}.gate.bias_vl"),
+        experts=experts,
+        shared_gate=source.fp8(f"{prefix}.shared_experts.w1"),
+        shared_up=source.fp8(f"{prefix}.shared_experts.w3"),
+        shared_down=source.fp8(f"{prefix}.shared_experts.w2"),
+    )
+
+
+def _ngram(source: _Source, prefix: str, plan: LayerPlan) -> NgramWeights | None:
+    if not plan.has_ngram:
+        return None
+    return NgramWeights(
+        table=source.tables[plan.id],
+        kv=source.fp8(f"{prefix}.wkv"),
+        q_weight=source.fp32(f"{prefix}.q_weight"),
+        k_weight=source.fp32(f"{prefix}.k_weight"),
+    )
+
+
+def _draft(source: _Source, config: Config, plans: tuple[LayerPlan, ...]) -> DraftWeights:
+    drafts = [plan for plan in plans if plan.is_draft]
+    last = f"mtp.{len(drafts) - 1}"
+    return DraftWeights(
+        layers=tuple(_layer(source, f"mtp.{stage}", plan, config) for stage, plan in enumerate(drafts)),
+        main_proj=source.fp8("mtp.0.main_proj"),
+        main_norm=source.fp32("mtp.0.main_norm.weight"),
+        norm=source.fp32(f"{last}.norm.weight"),
+        markov_embed=source.take(f"{last}.markov_head.embed.weight"),
+        markov_head=source.fp32(f"{last}.markov_head.head.weight"),
+        confidence=source.fp32(f"{last}.confidence_head.proj.weight"),
+    )
