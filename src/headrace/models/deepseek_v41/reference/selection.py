@@ -53,9 +53,9 @@ def index_queries(
 
 
 def head_weights(weights: Weights, prefix: str, config: Config, u_TD: Tensor) -> Tensor:
-    """Return the weight of every index head, [T, J] bfloat16, scaled by (I x J)^-1/2 and rounded once more."""
+    """Return the weight of every index head, [T, J] float32: a bfloat16 linear, then times (I x J)^-1/2."""
     scale = config.index_head_dim**-0.5 * config.index_heads**-0.5
-    return (linear(weights, f"{prefix}.weights_proj", u_TD).float() * scale).bfloat16()
+    return linear(weights, f"{prefix}.weights_proj", u_TD).float() * scale
 
 
 def index_scores(q_TJI: Tensor, v_TJ: Tensor, keys_CI: Tensor, precision: IndexScores) -> Tensor:
@@ -63,20 +63,20 @@ def index_scores(q_TJI: Tensor, v_TJ: Tensor, keys_CI: Tensor, precision: IndexS
 
     Args:
         q_TJI: [T, J, I] bfloat16 index queries.
-        v_TJ: [T, J] bfloat16 head weights.
+        v_TJ: [T, J] float32 head weights.
         keys_CI: [C, I] bfloat16 index keys.
         precision: "bf16" rounds as the released code does; "fp32" keeps float32 throughout, as serving kernels do.
 
     Returns:
         [T, C] float32 (in "bf16" every score is a bfloat16 number).
 
-    Numerics: "bf16" rounds each dot product, each product with its head weight, and the sum over heads, which itself
-        runs in float32. The two precisions pick other entries in a few per cent of the rows.
+    Numerics: "bf16" rounds the head weights, each dot product, each product of the two, and the sum over heads, which
+        itself runs in float32. The two precisions pick other entries in a few per cent of the rows.
     """
     dots = torch.einsum("tji,ci->tjc", q_TJI.float(), keys_CI.float())
     if precision == "fp32":
-        return (v_TJ.float()[..., None] * dots.relu()).sum(dim=1)
-    weighted = (v_TJ.float()[..., None] * dots.bfloat16().float().relu()).bfloat16()
+        return (v_TJ[..., None] * dots.relu()).sum(dim=1)
+    weighted = (v_TJ.bfloat16().float()[..., None] * dots.bfloat16().float().relu()).bfloat16()
     return weighted.float().sum(dim=1).bfloat16().float()
 
 

@@ -94,7 +94,9 @@ def sinkhorn(logits_TMM: Tensor, iterations: int, eps: float) -> Tensor:
     Returns:
         [T, M, M] float32; columns sum to 1 up to eps, rows only approximately.
     """
-    a = logits_TMM.softmax(dim=2) + eps
+    # written out, because the library's softmax rounds some of these numbers to the other neighbour
+    a = (logits_TMM - logits_TMM.amax(dim=2, keepdim=True)).exp()
+    a = a / a.sum(dim=2, keepdim=True) + eps
     a = a / (a.sum(dim=1, keepdim=True) + eps)
     for _ in range(iterations - 1):
         a = a / (a.sum(dim=2, keepdim=True) + eps)
