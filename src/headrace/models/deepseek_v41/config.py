@@ -157,10 +157,6 @@ def _read(text: Fields, rope: Fields, vision: Fields, *, tokens: Fields, flat: b
     experts, chosen = text.integer("n_routed_experts", high=_MAX_EXPERTS), text.integer("num_experts_per_tok")
     tower = _read_vision(vision)
     draft = _read_draft(text, experts, chosen)
-    ratios = text.integers("compress_ratios")
-    unused = 0 if draft else text.integer("num_nextn_predict_layers", low=0, high=_MAX_LAYERS, default=0)
-    if len(ratios) == num_layers + unused:
-        ratios = ratios[:num_layers]  # the draft module is switched off, so its layers have no use for a ratio
     source = text.integer("candidate_source_layer_id", low=-1, default=-1)
     pool = REQUIRED if source >= 0 else 0
     extent = int(yarn.factor * yarn.original_positions)  # the flat file names no context length: YaRN's reach
@@ -180,7 +176,7 @@ def _read(text: Fields, rope: Fields, vision: Fields, *, tokens: Fields, flat: b
         rope_theta=text.number("rope_theta", above=1.0),
         compress_rope_theta=text.number("compress_rope_theta", above=1.0),
         yarn=yarn,
-        compress_ratios=ratios,
+        compress_ratios=_read_ratios(text, num_layers, draft),
         kv_sources=text.integers("kv_source_layer_ids"),
         index_sources=text.integers("index_source_layer_ids"),
         index_heads=text.integer("index_n_heads"),
@@ -205,6 +201,13 @@ def _read(text: Fields, rope: Fields, vision: Fields, *, tokens: Fields, flat: b
         pad_token_id=tokens.integer("pad_token_id", low=0, default=2 if flat else REQUIRED),
         image_token_id=tokens.integer("image_token_id", low=0) if tower or tokens.has("image_token_id") else None,
     )
+
+
+def _read_ratios(text: Fields, num_layers: int, draft: Draft | None) -> tuple[int, ...]:
+    ratios = text.integers("compress_ratios")
+    unused = 0 if draft else text.integer("num_nextn_predict_layers", low=0, high=_MAX_LAYERS, default=0)
+    # a draft module that is switched off has no use for its layers' ratios
+    return ratios[:num_layers] if len(ratios) == num_layers + unused else ratios
 
 
 def _read_engram(text: Fields) -> Engram | None:
