@@ -1,0 +1,1 @@
+"""Text in and out: tokenizer files, streaming text, stop strings, and the token map the n-gram memory needs."""
