@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,43 +37,108 @@ class _Shard:
     specs: tuple[TensorSpec, ...]
 
 
-def new_folder(folder: Path) -> bool:
-    """Make sure that `folder` is an empty, writable folder.
+class NewCheckpoint:
+    """A checkpoint folder that is being written; made by `new_checkpoint`.
 
-    Returns:
-        Whether it had to be made.
-
-    Raises:
-        UserError: it is not a folder, is not empty, or cannot be made or written to.
+    Owns the files it made, and nothing else in the folder: only those are removed if the work fails.
     """
-    existed = folder.is_dir()
-    try:
-        if existed and any(folder.iterdir()):
-            raise UserError(f"{folder} is not empty; a new or empty folder is accepted.", param="out")
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise UserError(f"cannot make the folder {folder}: {problem.strerror or problem}.", param="out") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"the folder {folder} cannot be written to; a writable folder is accepted.", param="out")
-    return not existed
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: list[Path] = []
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder} is a file; a new or empty folder is accepted.", param="out")
+        try:
+            self._made_folder = not folder.is_dir()
+            folder.mkdir(parents=True, exist_ok=True)
+            if any(folder.iterdir()):
+                raise UserError(f"{folder} is not empty; a new or empty folder is accepted.", param="out")
+        except OSError as problem:
+            raise UserError(f"cannot make the folder {folder}: {problem.strerror or problem}.", param="out") from None
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UserError(f"the folder {folder} cannot be written to; a writable folder is accepted.", param="out")
+
+    def write_tensors(
+        self, specs: Iterable[TensorSpec], source: Source, *, max_shard_bytes: int = DEFAULT_SHARD_BYTES
+    ) -> None:
+        """Write tensors as one safetensors file, or as shards with an index.
+
+        Args:
+            specs: what, in any order; every name once.
+            source: gives a tensor's bytes in pieces; called once per tensor, in file order.
+            max_shard_bytes: data per file; a larger tensor gets a file of its own.
+
+        Raises:
+            CapacityError: the free space of the disk is too small.
+            InternalError: a name stands twice, or `source` gave more or fewer bytes than the tensor has.
+            OSError: writing failed.
+        """
+        shards = _plan(list(specs), max_shard_bytes)
+        needed = sum(spec.num_bytes for shard in shards for spec in shard.specs)
+        free = shutil.disk_usage(self._folder).free
+        if needed > free:
+            raise CapacityError(
+                f"writing {self._folder} needs {needed:,} bytes and the disk has {free:,} bytes free.", param="out"
+            )
+        partials = [self._register(f"{shard.name}{_PARTIAL}") for shard in shards]
+        for partial, shard in zip(partials, shards, strict=True):
+            _write_shard(partial, shard, source)
+        for partial, shard in zip(partials, shards, strict=True):
+            partial.rename(self._register(shard.name))
+        if len(shards) > 1:
+            weight_map = {spec.name: shard.name for shard in shards for spec in shard.specs}
+            self.write_json(INDEX_NAME, {"metadata": {"total_size": needed}, "weight_map": weight_map})
+
+    def write_json(self, name: str, document: Any) -> None:
+        """Write one JSON file so that it is there whole or not at all; `config.json` should come last of all."""
+        self.write_bytes(name, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Write one small file so that it is there whole or not at all."""
+        partial = self._register(f"{name}{_PARTIAL}")
+        with partial.open("xb") as file:
+            file.write(data)
+            file.flush()
+            _sync(file.fileno())
+        partial.rename(self._register(name))
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            _sync(folder)
+        finally:
+            os.close(folder)
+
+    def remove(self) -> None:
+        """Remove every file that was made, and the folder if it was made too."""
+        for path in self._made:
+            path.unlink(missing_ok=True)
+        if self._made_folder:
+            with contextlib.suppress(OSError):  # somebody else put something there
+                self._folder.rmdir()
+
+    def _register(self, name: str) -> Path:
+        path = self._folder / name
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, f"{path} appeared while the folder was being written")
+        self._made.append(path)
+        return path
 
 
 @contextlib.contextmanager
-def whole_or_nothing(folder: Path) -> Iterator[None]:
-    """Run the writing of a new checkpoint folder; remove everything in it if that fails.
+def new_checkpoint(folder: Path) -> Iterator[NewCheckpoint]:
+    """Write a new checkpoint folder: whole, or not at all.
+
+    Args:
+        folder: a folder that does not exist or is empty.
 
     Raises:
-        UserError: see `new_folder`; or a file could not be written.
+        UserError: it is not a folder, is not empty, cannot be made or written to; or a file could not be written.
         CapacityError: the disk is full.
     """
-    made = new_folder(folder)
+    checkpoint = NewCheckpoint(folder)
     try:
-        yield
+        yield checkpoint
     except BaseException as problem:
-        for path in folder.iterdir():
-            path.unlink()
-        if made:
-            folder.rmdir()
+        checkpoint.remove()
         if isinstance(problem, OSError):
             raise _write_error(folder, problem) from None
         raise
@@ -83,65 +148,6 @@ def _write_error(path: Path, problem: OSError) -> UserError:
     if problem.errno in {errno.ENOSPC, errno.EDQUOT}:
         return CapacityError(f"the disk is full: {path} could not be written, and what had been written was removed.")
     return UserError(f"cannot write {path}: {problem.strerror or problem}.")
-
-
-def write_tensors(
-    folder: Path,
-    specs: Iterable[TensorSpec],
-    source: Source,
-    *,
-    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
-    metadata: Mapping[str, str] | None = None,
-) -> None:
-    """Write tensors as one safetensors file, or as shards with an index.
-
-    Call it inside `whole_or_nothing`, which cleans up after a failure.
-
-    Args:
-        folder: where; nothing in it is replaced.
-        specs: what, in any order; every name once.
-        source: gives a tensor's bytes in pieces; called once per tensor, in file order.
-        max_shard_bytes: data per file; a larger tensor gets a file of its own.
-        metadata: strings for the header of every file.
-
-    Raises:
-        CapacityError: the free space of the disk is too small.
-        InternalError: a name stands twice, or `source` gave more or fewer bytes than the tensor has.
-        OSError: writing failed.
-    """
-    shards = _plan(list(specs), max_shard_bytes)
-    needed = sum(spec.num_bytes for shard in shards for spec in shard.specs)
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise CapacityError(
-            f"writing {folder} needs {needed:,} bytes and the disk has {free:,} bytes free.", param="out"
-        )
-    for shard in shards:
-        _write_shard(folder / f"{shard.name}{_PARTIAL}", shard, source, metadata or {"format": "pt"})
-    for shard in shards:
-        (folder / f"{shard.name}{_PARTIAL}").rename(folder / shard.name)
-    if len(shards) > 1:
-        weight_map = {spec.name: shard.name for shard in shards for spec in shard.specs}
-        write_json(folder / INDEX_NAME, {"metadata": {"total_size": needed}, "weight_map": weight_map})
-
-
-def write_json(path: Path, document: Any) -> None:
-    """Write one JSON file so that it is there whole or not at all."""
-    write_bytes(path, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write one small file so that it is there whole or not at all."""
-    partial = path.with_name(path.name + _PARTIAL)
-    with partial.open("xb") as file:
-        file.write(data)
-        _sync(file.fileno())
-    partial.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        _sync(folder)
-    finally:
-        os.close(folder)
 
 
 def _sync(descriptor: int) -> None:
@@ -173,8 +179,8 @@ def _plan(specs: Sequence[TensorSpec], max_shard_bytes: int) -> list[_Shard]:
     ]
 
 
-def _header(shard: _Shard, metadata: Mapping[str, str]) -> bytes:
-    table: dict[str, Any] = {"__metadata__": dict(metadata)}
+def _header(shard: _Shard) -> bytes:
+    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for spec in shard.specs:
         end = offset + spec.num_bytes
@@ -185,9 +191,9 @@ def _header(shard: _Shard, metadata: Mapping[str, str]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _write_shard(path: Path, shard: _Shard, source: Source, metadata: Mapping[str, str]) -> None:
+def _write_shard(path: Path, shard: _Shard, source: Source) -> None:
     with path.open("xb", buffering=0) as file:
-        _write_all(file.fileno(), memoryview(_header(shard, metadata)))
+        _write_all(file.fileno(), memoryview(_header(shard)))
         for spec in shard.specs:
             written = 0
             for piece in source(spec):

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from headrace.core.errors import UserError
 
@@ -21,7 +21,10 @@ _COMMANDS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose refusals look like every other refusal."""
+    """An argument parser whose refusals look like every other refusal, and that guesses no abbreviations."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         """Print one sentence and exit with 2."""

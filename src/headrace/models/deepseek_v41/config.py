@@ -59,6 +59,8 @@ def config_path(path: Path) -> Path:
         raise UserError(f"{path} holds no config.json, so it is not a checkpoint folder.")
     if not path.exists():
         raise UserError(f"{path} does not exist; a checkpoint folder or a config.json is accepted.")
+    if path.suffix == ".safetensors":
+        raise UserError(f"{path} holds weights; the folder it lies in, or a config.json, is accepted.")
     return path
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.checkpoint.writer import DEFAULT_SHARD_BYTES, whole_or_nothing, write_bytes, write_json, write_tensors
+from headrace.checkpoint.writer import DEFAULT_SHARD_BYTES, new_checkpoint
 from headrace.core.errors import UserError
 from headrace.core.spec import TensorSpec
 from headrace.models.deepseek_v41.config import Config, to_json
@@ -56,10 +56,10 @@ def write_checkpoint(
                 progress(piece.nbytes)
 
     tokenizer = tokenizer_bytes(make_tokenizer(config.vocab_size, _num_classes(config), _special_ids(config)))
-    with whole_or_nothing(out):
-        write_tensors(out, specs.values(), source, max_shard_bytes=max_shard_bytes)
-        write_bytes(out / "tokenizer.json", tokenizer)
-        write_json(out / "config.json", to_json(config))
+    with new_checkpoint(out) as checkpoint:
+        checkpoint.write_tensors(specs.values(), source, max_shard_bytes=max_shard_bytes)
+        checkpoint.write_bytes("tokenizer.json", tokenizer)
+        checkpoint.write_json("config.json", to_json(config))
 
 
 def _num_inputs(specs: dict[str, TensorSpec], spec: TensorSpec) -> int:

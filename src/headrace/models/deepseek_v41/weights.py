@@ -5,7 +5,6 @@ tensor of the checkpoint is loaded exactly once or stands on the list of skipped
 is refused. Source: spec sections 2 and 8.
 """
 
-import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import Tensor
 from headrace.checkpoint.catalog import Catalog, TensorEntry, open_catalog
 from headrace.checkpoint.reader import map_rows, read_tensor, tensor_bytes
 from headrace.checkpoint.stream import pieces
-from headrace.checkpoint.writer import DEFAULT_SHARD_BYTES, whole_or_nothing, write_json, write_tensors
+from headrace.checkpoint.writer import DEFAULT_SHARD_BYTES, new_checkpoint
 from headrace.core.errors import CheckpointError, UserError
 from headrace.core.formats import FORMATS
 from headrace.core.spec import TensorSpec
@@ -30,6 +29,7 @@ from headrace.models.deepseek_v41.inventory import expected_tensors
 
 Convert = Callable[[TensorEntry, Tensor], Tensor]
 
+_TOKENIZER = "tokenizer.json"
 _VISION = ("vision.", "aligner.", "image_")
 
 
@@ -153,7 +153,6 @@ def save_weights(weights: Weights, out: Path | str, *, max_shard_bytes: int = DE
 
     Numerics: every tensor is written with the bytes it has in memory or in its file; nothing is rounded.
     """
-    out = Path(out)
     config, catalog = weights.config, weights.catalog
     in_files = _table_names(config) | weights.skipped.keys()
     specs = list(expected_tensors(config))
@@ -166,12 +165,12 @@ def save_weights(weights: Weights, out: Path | str, *, max_shard_bytes: int = DE
             return pieces(catalog.tensors[spec.name])
         return tensor_bytes(weights.tensors[spec.name])
 
-    with whole_or_nothing(out):
-        write_tensors(out, specs, source, max_shard_bytes=max_shard_bytes)
-        folder = catalog.path if catalog.path.is_dir() else catalog.path.parent
-        if (folder / "tokenizer.json").is_file():
-            shutil.copyfile(folder / "tokenizer.json", out / "tokenizer.json")
-        write_json(out / "config.json", to_json(config))
+    folder = catalog.path if catalog.path.is_dir() else catalog.path.parent
+    with new_checkpoint(Path(out)) as checkpoint:
+        checkpoint.write_tensors(specs, source, max_shard_bytes=max_shard_bytes)
+        if (folder / _TOKENIZER).is_file():
+            checkpoint.write_bytes(_TOKENIZER, (folder / _TOKENIZER).read_bytes())
+        checkpoint.write_json("config.json", to_json(config))
 
 
 def _check_stored(spec: TensorSpec, tensor: Tensor | None) -> None:
