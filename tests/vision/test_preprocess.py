@@ -47,6 +47,12 @@ def test_golden_image_span_comes_from_a_small_picture() -> None:
     assert (plan.patch_grid, plan.cell_grid, plan.num_tokens) == ((6, 9), (2, 3), 10)
 
 
+def test_enlarged_sides_are_cut_to_whole_pixels_not_rounded() -> None:
+    # 101 x 100 grows to 546.7 x 541.3 and 110 x 100 to 570.6 x 518.7; rounding would start another patch
+    assert plan_image(101, 100, RULES).patch_grid == (39, 39)
+    assert plan_image(110, 100, RULES).patch_grid == (37, 41)
+
+
 @given(st.integers(1, 30_000), st.integers(1, 30_000), st.sampled_from([RULES, MINI]))
 def test_no_size_costs_more_than_allowed_or_leaves_the_patch_grid(width: int, height: int, rules: ImageRules) -> None:
     plan = plan_image(width, height, rules)
