@@ -17,7 +17,7 @@ from headrace.models.deepseek_v41.reference import (
     vision,
 )
 from tests.factories import tiny_config
-from tests.golden_mini import config, golden, run, weights
+from tests.golden_mini import ROW_TOLERANCE, config, golden, row_errors, run, weights
 
 IDS = run("text.")["input_ids"][0].tolist()
 
@@ -102,6 +102,27 @@ def test_queries_are_not_normalised_head_by_head() -> None:
 # -------------------------------------------------------------------------------------------------------- selection
 
 
+def test_coarse_index_scores_round_dots_products_and_sums() -> None:
+    # one head, dots 257 and 1 + 2^-8: both lie half way between two bfloat16 numbers and go to the even one
+    keys = torch.tensor([[257.0, 0.0], [0.0, 1.00390625]])
+    q = torch.ones(1, 1, 2)
+    one = torch.ones(1, 1)
+    assert selection.index_scores(q, one, keys, "fp32").tolist() == [[257.0, 1.00390625]]
+    assert selection.index_scores(q, one, keys, "bf16").tolist() == [[256.0, 1.0]]
+    # three times 256, not three times 257, which would round to 772
+    assert selection.index_scores(q, 3 * one, keys, "bf16")[0, 0] == 768
+    # two heads: 256 + 1 is rounded once more, and a weight of 257 counts as 256
+    two = torch.tensor([[[256.0, 0.0], [1.0, 0.0]]])
+    assert selection.index_scores(two, torch.tensor([[1.0, 1.0]]), torch.eye(2), "bf16")[0, 0] == 256
+    assert selection.index_scores(two, torch.tensor([[257.0, 0.0]]), torch.eye(2), "bf16")[0, 0] == 256 * 256
+
+
+def test_negative_dots_count_as_nothing() -> None:
+    q, keys = torch.tensor([[[1.0], [-1.0]]]), torch.tensor([[2.0], [-2.0]])
+    for precision in ("bf16", "fp32"):
+        assert selection.index_scores(q, torch.tensor([[3.0, 5.0]]), keys, precision).tolist() == [[6.0, 10.0]]
+
+
 def test_entries_are_visible_from_their_last_token_on() -> None:
     counts = {ratio: selection.visible(torch.arange(5), 5, ratio).sum(dim=1).tolist() for ratio in (1, 2)}
     assert counts == {1: [1, 2, 3, 4, 5], 2: [0, 1, 1, 2, 2]}
@@ -168,6 +189,24 @@ def test_streams_flow_from_the_first_axis_of_the_mix_to_the_second() -> None:
     assert out[0, :, 0].tolist() == [100.0, 1.0, 10.0]
 
 
+def test_streams_start_as_copies_of_which_the_first_is_read() -> None:
+    h = torch.randn(2, 8).bfloat16()
+    x, pre = streams.start(h, 3)
+    assert all(torch.equal(x[:, i], h) for i in range(3))
+    assert pre.tolist() == [[1.0, 0.0, 0.0]] * 2
+
+
+def test_mixes_are_normalised_by_columns_the_given_number_of_times() -> None:
+    eps, a = 0.1, torch.tensor([[0.0, 2.0, -1.0], [1.0, 0.0, 0.5], [3.0, -2.0, 0.0]])
+    expected = a.softmax(dim=1) + eps
+    for step in range(2):
+        if step:
+            expected = expected / (expected.sum(dim=1, keepdim=True) + eps)
+        expected = expected / (expected.sum(dim=0, keepdim=True) + eps)
+    assert torch.allclose(streams.sinkhorn(a[None], 2, eps)[0], expected)
+    assert not torch.allclose(streams.sinkhorn(a[None], 3, eps)[0], expected)
+
+
 def test_the_first_half_reads_stream_zero_and_ignores_its_own_mix() -> None:
     name = "layers.0.hc_attn_base"
     louder = weights()[name].clone()
@@ -204,15 +243,19 @@ def test_image_rows_are_routed_by_their_own_bias_and_weighed_without_it() -> Non
 
 
 def test_hidden_values_of_an_expert_are_clamped_on_the_right_sides() -> None:
-    # identity projections: gate = up = x, hidden = silu(min(x, 10)) x clamp(x, -10, 10)
-    eye, one = torch.eye(32).to(torch.float8_e4m3fn), torch.ones(1, 1).to(torch.float8_e8m0fnu)
-    stored = {f"e.{w}.{part}": value for w in ("w1", "w2", "w3") for part, value in (("weight", eye), ("scale", one))}
+    # gate = x and up = +-x, so hidden = silu(min(x, 10)) x clamp(+-x, -10, 10)
+    eye, one = torch.eye(32), torch.ones(1, 1).to(torch.float8_e8m0fnu)
+    sides = torch.ones(32)
+    sides[1] = -1
+    stored = {f"e.{name}.scale": one for name in ("w1", "w2", "w3")}
+    stored |= {f"e.{name}.weight": eye.to(torch.float8_e4m3fn) for name in ("w1", "w2")}
+    stored["e.w3.weight"] = (eye * sides).to(torch.float8_e4m3fn)
     x = torch.zeros(1, 32).bfloat16()
-    x[0, :2] = torch.tensor([40.0, -40.0])
-    clamped, free = moe.expert(stored, "e", x, 10.0), moe.expert(stored, "e", x, 0.0)
-    assert clamped[0, 0].item() == pytest.approx(100.0, rel=0.07)  # E4M3 keeps three bits
-    assert free[0, 0].item() == pytest.approx(1600.0, rel=0.07)
-    assert clamped[0, 1].item() == pytest.approx(0.0, abs=1e-3)
+    x[0, :3] = torch.tensor([40.0, 40.0, -40.0])
+    expected = {10.0: [100.0, -100.0, 0.0], 0.0: [1600.0, -1600.0, 0.0]}
+    for limit, hidden in expected.items():
+        actual = moe.expert(stored, "e", x, limit)[0, :3].tolist()
+        assert actual == pytest.approx(hidden, rel=0.07, abs=1e-3)  # E4M3 keeps three bits
 
 
 # ------------------------------------------------------------------------------------------------- n-grams and images
@@ -246,12 +289,18 @@ def test_patch_grids_that_cannot_be_told_apart_are_refused() -> None:
 # ------------------------------------------------------------------------------------------------- causality, replay
 
 
-def test_rows_do_not_depend_on_later_tokens() -> None:
-    changed = [*IDS[:40], *reversed(IDS[40:])]
-    before, after = forward(), forward(changed)
-    for name in ("layers.9.x_out", "logits_all", "layers.2.topk", "layers.8.topk"):
-        assert torch.equal(before[name][:, :40], after[name][:, :40])
-        assert not torch.equal(before[name][:, 41:], after[name][:, 41:])
+def test_rows_of_a_layer_do_not_depend_on_later_rows() -> None:
+    fed, other = run("text."), run("text.")
+    for i in range(config().num_layers):
+        other[f"layers.{i}.x_in"] = other[f"layers.{i}.x_in"].clone()
+        other[f"layers.{i}.x_in"][:, 40:] = torch.randn(1, 21, config().num_streams, config().hidden_size).bfloat16()
+    before, after = forward(feed=fed), forward(feed=other)
+    for i in range(config().num_layers):
+        for part in ("attn_out", "topk", "candidates"):
+            name = f"layers.{i}.{part}"
+            if name in before:
+                assert torch.equal(before[name][:, :40], after[name][:, :40]), name
+                assert not torch.equal(before[name][:, 40:], after[name][:, 40:]), name
 
 
 def test_unfinished_pairs_give_no_entry() -> None:
@@ -295,9 +344,10 @@ def test_replay_marks_rows_that_the_decoder_did_not_run_on() -> None:
 def test_replay_cuts_the_window_at_its_start() -> None:
     start = len(IDS) - config().window
     full, replayed = forward(feed=run("text.")), forward(feed=run("text."), replay_start=start)
-    same = (full["layers.9.attn_out"] == replayed["layers.9.attn_out"])[0].all(dim=-1)
+    name = "layers.9.attn_out"
+    errors = row_errors(replayed[name][:, start:], full[name][:, start:])
     # the last row has its whole window, every row before it lacks entries at the front
-    assert same[start:].tolist() == [False] * (config().window - 1) + [True]
+    assert (errors > ROW_TOLERANCE).tolist() == [True] * (config().window - 1) + [False]
 
 
 def test_replay_of_enough_rows_gives_the_last_row_of_the_full_run() -> None:
@@ -309,6 +359,13 @@ def test_replay_of_enough_rows_gives_the_last_row_of_the_full_run() -> None:
     # rows are computed in products of another height, so a rounding may fall the other way
     assert (full - enough).norm() < 0.02 * full.norm()
     assert (full - too_few).norm() > 0.02 * full.norm()
+
+
+def test_draft_taps_are_the_means_of_what_tapped_layers_are_given() -> None:
+    taps = config().draft.tap_layers
+    fed = {f"layers.{i}.x_in": torch.randn_like(run("text.")[f"layers.{i}.x_in"]) for i in taps}
+    means = [fed[f"layers.{i}.x_in"].float().mean(dim=2).bfloat16() for i in taps]
+    assert torch.equal(forward(feed=fed)["main_hidden"], torch.cat(means, dim=-1))
 
 
 def test_a_half_gets_the_collapsed_and_normalised_streams() -> None:
