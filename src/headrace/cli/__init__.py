@@ -55,10 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in arguments if not word.startswith("-")), None)
     try:
-        status = _run(arguments, command)
+        try:
+            status = _run(arguments, command)
+        except SystemExit as stop:  # argparse: --help or wrong use
+            status = stop.code if isinstance(stop.code, int) else 2
         sys.stdout.flush()
-    except SystemExit as stop:  # argparse: --help or wrong use
-        return stop.code if isinstance(stop.code, int) else 2
     except UserError as problem:
         return _fail(str(problem), 2)
     except KeyboardInterrupt:

@@ -79,7 +79,7 @@ def _byte_level(size: int, new_classes: int, specials: Mapping[int, str]) -> dic
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": False,
+            "ignore_merges": True,  # a word that is an entry is that entry, in whatever order pairs would join
             "vocab": vocab,
             "merges": merges,
         },
