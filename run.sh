@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 model=build/tiny-$(sha256sum configs/tiny.json | cut -c1-12)
 if [ ! -f "$model/config.json" ]; then
     rm -rf "$model.part"
-    headrace synth configs/tiny.json --out "$model.part" --seed 1
+    headrace synth configs/tiny.json --out "$model.part" --seed 1 >/dev/null
     mv "$model.part" "$model"
 fi
 echo "random weights: expect noise, not sentences" >&2

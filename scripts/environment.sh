@@ -13,7 +13,7 @@ if [ ! -f "$headrace_stamp" ]; then
         exit 2
     fi
     echo "setting up $headrace_venv (once; a few minutes)" >&2
-    "$python" -m venv --clear "$headrace_venv"
+    "$python" -m venv "$headrace_venv"
     "$headrace_venv/bin/python" -m pip install --quiet --disable-pip-version-check \
         -c "$headrace_root/constraints.txt" -e "$headrace_root[dev]"
     touch "$headrace_stamp"
