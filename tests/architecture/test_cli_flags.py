@@ -19,7 +19,12 @@ PROMISED = {
 }  # fmt: skip
 
 # Further options, free to change; listed so that adding one is a decision.
-OWN: dict[str, set[str]] = {"inspect": set(), "synth": set(), "trace": set(), "generate": set()}
+OWN: dict[str, set[str]] = {
+    "inspect": set(),
+    "synth": set(),
+    "trace": {"--draft-start", "--index-scores", "--threads"},
+    "generate": {"--stop"},
+}
 
 
 def options(*command: str) -> set[str]:

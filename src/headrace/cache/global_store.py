@@ -6,6 +6,8 @@ from torch import Tensor
 from headrace.core.errors import InternalError
 from headrace.kernels import block_quant
 
+_SHARED_DECODE = 4  # look for shared picks while the store has at most this many rows per pick
+
 
 class GlobalStore:
     """Append-only rows of global KV and index keys, stored as packed FP4 with their scales.
@@ -82,8 +84,20 @@ class GlobalStore:
         return block_quant.decode_q4k(codes[low:high], scales[low:high])
 
     def gather(self, rows_TK: Tensor) -> Tensor:
-        """Return the values of rows [T, K] (-1 reads row 0; its weight must be zero) as bfloat16 [T, K, H]."""
-        return block_quant.decode_q4k(self._take(0, rows_TK), self._take(1, rows_TK))
+        """Return the values of rows [T, K] (-1 reads row 0; its weight must be zero) as bfloat16 [T, K, H].
+
+        Rows that several queries picked are decoded once.
+        """
+        picks = rows_TK.clamp_min(0).view(-1)
+        if self.length == 0 or self.length > _SHARED_DECODE * picks.shape[0]:
+            return self._decode(picks).view(*rows_TK.shape, -1)
+        is_picked = torch.zeros(self.length, dtype=torch.bool, device=picks.device)
+        is_picked[picks] = True
+        place = is_picked.cumsum(0) - 1
+        return self._decode(is_picked.nonzero().view(-1))[place[picks]].view(*rows_TK.shape, -1)
+
+    def _decode(self, rows: Tensor) -> Tensor:
+        return block_quant.decode_q4k(self._take(0, rows), self._take(1, rows))
 
     def index_keys(self, low: int, high: int) -> Tensor:
         """Return index keys `low` .. `high` - 1 as bfloat16 [n, I]."""

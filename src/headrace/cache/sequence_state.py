@@ -9,7 +9,7 @@ import torch
 from headrace.cache.global_store import GlobalStore
 from headrace.cache.pair_history import PairHistory
 from headrace.cache.window_ring import WindowRing
-from headrace.core.errors import CapacityError
+from headrace.core.errors import CapacityError, InternalError
 from headrace.core.state_spec import Rollback, StateSpec
 
 
@@ -63,6 +63,16 @@ class SequenceState:
         """Make room for `num_tokens` tokens in the global stores, so that they do not grow step by step."""
         for store in self.stores.values():
             store.reserve(num_tokens // store.ratio)
+
+    def store_of(self, source: int | None) -> GlobalStore:
+        """Return the store of a KV source layer.
+
+        Raises:
+            InternalError: the layer is not a KV source.
+        """
+        if source is None or source not in self.stores:
+            raise InternalError(f"layer {source} is not a KV source")
+        return self.stores[source]
 
     def floor(self, layer_id: int) -> int:
         """Return the first position that a query in layer `layer_id` may look at through its window."""

@@ -25,10 +25,7 @@ def plan_chunks(num_tokens: int, chunk: int, tail: int) -> list[int]:
         raise UserError(f"a chunk of {chunk} tokens is not possible; accepted is 1 or more", param="chunk")
     if num_tokens <= chunk:
         return [num_tokens]
-    last = min(tail, num_tokens)
-    plain_last = num_tokens % chunk or chunk
-    if plain_last >= last:
-        last = plain_last
+    last = max(num_tokens % chunk or chunk, min(tail, num_tokens))
     before = num_tokens - last
     sizes = [chunk] * (before // chunk)
     if before % chunk:

@@ -153,7 +153,8 @@ def e4m3_values(codes: Tensor) -> Tensor:
 
 def e8m0_values(scales: Tensor) -> Tensor:
     """Return the bfloat16 values 2 ** (byte - 127) of E8M0 bytes (uint8), exact from byte 0 to 254."""
-    return (scales.to(torch.int16) << 7).view(torch.bfloat16).where(scales > 0, 2.0**-127)
+    # the byte is the exponent field; byte 0 is the subnormal 2 ** -127, bit pattern 0x40
+    return (scales.to(torch.int16) << 7).clamp_min_(0x40).view(torch.bfloat16)
 
 
 def _scaled(values: Tensor, scales: Tensor, group: int) -> Tensor:

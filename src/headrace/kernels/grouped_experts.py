@@ -6,9 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.kernels.activation import silu
 from headrace.kernels.block_quant import decode_fp4_weight, fake_q8
 from headrace.kernels.product import linear
 from headrace.kernels.route_topk import Routes
+
+_DECODE_ELEMENTS = 1 << 21  # matrix elements decoded at once, so that they stay in cache
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,13 @@ def clamped_swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:
     gate, up = gate.float(), up.float()
     if limit > 0:
         gate, up = gate.clamp_max(limit), up.clamp(-limit, limit)
-    return torch.nn.functional.silu(gate.contiguous()) * up
+    return silu(gate) * up
 
 
-def shared_expert(x_TD: Tensor, gate_FD: Tensor, up_FD: Tensor, down_DF: Tensor, limit: float) -> Tensor:
-    """Run the shared expert on Q8-rounded input; weights bfloat16. Returns [T, D] bfloat16."""
-    hidden = clamped_swiglu(linear(x_TD, gate_FD), linear(x_TD, up_FD), limit)
+def shared_expert(x_TD: Tensor, gate_up: Tensor, down_DF: Tensor, limit: float) -> Tensor:
+    """Run the shared expert on Q8-rounded input; `gate_up` [2 F, D] and `down` bfloat16. Returns [T, D] bfloat16."""
+    gate, up = linear(x_TD, gate_up).chunk(2, 1)
+    hidden = clamped_swiglu(gate, up, limit)
     return linear(fake_q8(hidden.to(torch.bfloat16)), down_DF)
 
 
@@ -61,26 +65,45 @@ def routed_experts(x_TD: Tensor, routes: Routes, experts: Sequence[Expert], limi
     num_rows, per_token = routes.experts_TK.shape
     flat = routes.experts_TK.reshape(-1)
     order = torch.sort(flat, stable=True).indices
-    tokens = torch.div(order, per_token, rounding_mode="floor")
     counts = torch.bincount(flat, minlength=len(experts)).tolist()
-    rows = x_TD[tokens]
-    gates, ups, start = [], [], 0
-    for expert, count in zip(experts, counts, strict=True):
-        if count:
-            part = rows[start : start + count]
-            gates.append(linear(part, decode_fp4_weight(expert.gate.packed, expert.gate.scales)))
-            ups.append(linear(part, decode_fp4_weight(expert.up.packed, expert.up.scales)))
-            start += count
-    hidden = clamped_swiglu(torch.cat(gates), torch.cat(ups), limit)
+    used = [expert for expert, count in zip(experts, counts, strict=True) if count]
+    sizes = [count for count in counts if count]
+    if num_rows == 1:
+        gate_up = _one_row(x_TD, used)
+    else:
+        rows = x_TD[torch.div(order, per_token, rounding_mode="floor")].split(sizes)
+        gate_up = _each(rows, [(expert.gate, expert.up) for expert in used])
+    gate, up = gate_up.chunk(2, 1)
+    hidden = clamped_swiglu(gate, up, limit)
     hidden = hidden.mul_(routes.weights_TK.reshape(-1)[order].unsqueeze(-1))
-    hidden = fake_q8(hidden.to(torch.bfloat16))
-    downs, start = [], 0
-    for expert, count in zip(experts, counts, strict=True):
-        if count:
-            part = hidden[start : start + count]
-            downs.append(linear(part, decode_fp4_weight(expert.down.packed, expert.down.scales)))
-            start += count
-    return _sum_per_token(torch.cat(downs), order, num_rows, per_token)
+    out_PD = _each(fake_q8(hidden.to(torch.bfloat16)).split(sizes), [(expert.down,) for expert in used])
+    return _sum_per_token(out_PD, order, num_rows, per_token)
+
+
+def _each(parts: Sequence[Tensor], groups: Sequence[tuple[PackedMatrix, ...]]) -> Tensor:
+    """Multiply part i by the stacked matrices of group i and return the results one after the other."""
+    step = max(1, _DECODE_ELEMENTS // sum(2 * matrix.packed.numel() for matrix in groups[0]))
+    out = []
+    for low in range(0, len(groups), step):
+        stacked = _decode_all(groups[low : low + step]).chunk(len(groups[low : low + step]))
+        out += [linear(part, matrix) for part, matrix in zip(parts[low:], stacked, strict=False)]
+    return torch.cat(out)
+
+
+def _one_row(x_1D: Tensor, used: Sequence[Expert]) -> Tensor:
+    """Return gate and up products of one token for all its experts, [experts, 2 F], in one product.
+
+    A column of a bfloat16 product does not depend on the columns beside it, so the bits are those of `_each`.
+    """
+    matrices = _decode_all([(expert.gate, expert.up) for expert in used])
+    return linear(x_1D, matrices).view(len(used), -1)
+
+
+def _decode_all(groups: Sequence[tuple[PackedMatrix, ...]]) -> Tensor:
+    """Decode matrices of one width and stack their rows: one pass instead of one per matrix."""
+    packed = torch.cat([matrix.packed for group in groups for matrix in group])
+    scales = torch.cat([matrix.scales for group in groups for matrix in group])
+    return decode_fp4_weight(packed, scales)
 
 
 def _sum_per_token(out_PD: Tensor, order: Tensor, num_rows: int, per_token: int) -> Tensor:

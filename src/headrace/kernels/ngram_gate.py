@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from headrace.kernels.activation import sigmoid
+
 
 def inject(x_TMD: Tensor, kv: Tensor, q_weight_MD: Tensor, k_weight_MD: Tensor, dead_T: Tensor, eps: float) -> Tensor:
     """Add the gated n-gram value to the streams.
@@ -30,6 +32,6 @@ def inject(x_TMD: Tensor, kv: Tensor, q_weight_MD: Tensor, k_weight_MD: Tensor, 
     norm_x = torch.rsqrt(x.square().mean(-1) + eps)
     norm_key = torch.rsqrt(key.square().mean(-1) + eps)
     dot = (x * q_weight_MD * k_weight_MD * key).sum(-1) * norm_x * norm_key * (1.0 / math.sqrt(width))
-    gate = torch.sigmoid(torch.copysign(dot.abs().clamp_min(1e-6).sqrt(), dot).contiguous())
+    gate = sigmoid(torch.copysign(dot.abs().clamp_min(1e-6).sqrt(), dot))
     out = (x + gate.unsqueeze(-1) * value).to(torch.bfloat16)
     return torch.where(dead_T.view(-1, 1, 1), x_TMD, out)

@@ -1,16 +1,18 @@
-"""Matrix products whose rows do not depend on how many rows are computed together.
+"""Matrix products whose rows do not depend on how many rows, or threads, compute them together.
 
 A library picks another summation order for one row than for many (a matrix-vector kernel, a split of the inner
-dimension between threads), so the same row can come out with other bits. Every product here pads its rows to a
-multiple of `ROW_TILE`; from that size on the CPU library sums each row the same way for any number of rows and
-threads. `tests/kernels/test_row_invariance.py` checks this at small and at released widths.
+dimension between threads), and for float32 also for the last few columns of a thread's share. So the same row can
+come out with other bits. Every product here pads its rows to a multiple of `ROW_TILE`, and float32 weights have a
+multiple of `COLUMN_TILE` columns; from there on the CPU library sums each value the same way for any number of rows
+and threads. `tests/kernels/test_row_invariance.py` checks this at small and at released widths.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-ROW_TILE = 16
+ROW_TILE = 8
+COLUMN_TILE = 16
 
 
 def pad_rows(x_TK: Tensor) -> Tensor:
@@ -42,9 +44,25 @@ def linear(x_TK: Tensor, weight_NK: Tensor) -> Tensor:
     return functional.linear(pad_rows(x_TK), weight_NK)[:num_rows]
 
 
-def linear_fp32(x_TK: Tensor, weight_NK: Tensor) -> Tensor:
-    """Multiply in float32 whatever the dtype of `x`; `weight` is float32. Returns [T, N] float32."""
-    return linear(x_TK.float(), weight_NK)
+def pad_columns(weight_NK: Tensor) -> Tensor:
+    """Return float32 weights with zero output columns appended up to a multiple of `COLUMN_TILE`, for `linear_fp32`."""
+    missing = -weight_NK.shape[0] % COLUMN_TILE
+    weight = weight_NK.float()
+    return torch.cat([weight, weight.new_zeros((missing, weight.shape[1]))]) if missing else weight
+
+
+def linear_fp32(x_TK: Tensor, weight_NK: Tensor, columns: int) -> Tensor:
+    """Multiply in float32 whatever the dtype of `x`.
+
+    Args:
+        x_TK: [T, K].
+        weight_NK: [N', K] float32 from `pad_columns`.
+        columns: columns that are not padding.
+
+    Returns:
+        [T, columns] float32, contiguous rows if nothing was padded.
+    """
+    return linear(x_TK.float(), weight_NK)[:, :columns]
 
 
 def grouped_linear(x_TGK: Tensor, weight_GNK: Tensor) -> Tensor:

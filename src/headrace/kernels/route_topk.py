@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from headrace.kernels.activation import softplus
 from headrace.kernels.product import linear_fp32
 
 
@@ -22,7 +22,7 @@ def route(x_TD: Tensor, gate_ED: Tensor, bias: Tensor, *, count: int, scale: flo
 
     Args:
         x_TD: [T, D] bfloat16.
-        gate_ED: [E, D] float32.
+        gate_ED: [E, D] float32, padded by `pad_columns`.
         bias: [E] or [T, E] float32, added for selection only.
         count: experts per token.
         scale: factor of the normalised weights.
@@ -30,7 +30,7 @@ def route(x_TD: Tensor, gate_ED: Tensor, bias: Tensor, *, count: int, scale: flo
     Numerics: float32; sqrt(softplus(z)); equal biased scores go to the lower expert.
     Source: spec section 3.8.
     """
-    scores = functional.softplus(linear_fp32(x_TD, gate_ED).contiguous()).sqrt()
+    scores = softplus(linear_fp32(x_TD, gate_ED, bias.shape[-1])).sqrt()
     order = torch.sort(scores + bias, dim=-1, descending=True, stable=True).indices
     picked = order[:, :count]
     weights = scores.gather(1, picked)

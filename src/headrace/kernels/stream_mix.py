@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.kernels.product import linear
+from headrace.kernels.activation import sigmoid
+from headrace.kernels.product import linear_fp32
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,12 @@ def sinkhorn(logits_TMM: Tensor, iterations: int, eps: float) -> Tensor:
     """
     a = logits_TMM.permute(1, 2, 0).contiguous()  # [source, destination, T]: every step is elementwise over tokens
     a = torch.exp(a - a.amax(1, keepdim=True))
-    a = a / a.sum(1, keepdim=True) + eps
-    a = a.div_(a.sum(0, keepdim=True).add_(eps))
+    small = torch.tensor(eps, dtype=torch.float32, device=a.device)  # a tensor once, not a number in every addition
+    a = a / a.sum(1, keepdim=True) + small
+    a = a.div_(a.sum(0, keepdim=True).add_(small))
     for _ in range(iterations - 1):
-        a = a.div_(a.sum(1, keepdim=True).add_(eps))
-        a = a.div_(a.sum(0, keepdim=True).add_(eps))
+        a = a.div_(a.sum(1, keepdim=True).add_(small))
+        a = a.div_(a.sum(0, keepdim=True).add_(small))
     return a.permute(2, 0, 1).contiguous()
 
 
@@ -48,7 +50,7 @@ def mixes(
 
     Args:
         x_TMD: [T, M, D] bfloat16 streams.
-        fn: [(2 + M) * M, M * D] float32.
+        fn: [(2 + M) * M, M * D] float32, padded by `pad_columns`.
         base: [(2 + M) * M] float32.
         scale: [3] float32, for pre, post and comb.
         norm_eps: eps of the statistic over all M * D values.
@@ -61,10 +63,10 @@ def mixes(
     num_rows, num_streams, _ = x_TMD.shape
     x = x_TMD.float()
     mean_square = x.square().mean(-1).mean(-1, keepdim=True)
-    c = linear(x.view(num_rows, -1), fn) * torch.rsqrt(mean_square + norm_eps)
     m = num_streams
-    pre = torch.sigmoid((c[:, :m] * scale[0] + base[:m]).contiguous()) + eps
-    post = torch.sigmoid((c[:, m : 2 * m] * scale[1] + base[m : 2 * m]).contiguous()) * 2.0
+    c = linear_fp32(x.view(num_rows, -1), fn, base.shape[0]) * torch.rsqrt(mean_square + norm_eps)
+    pre = sigmoid(c[:, :m] * scale[0] + base[:m]) + eps
+    post = sigmoid(c[:, m : 2 * m] * scale[1] + base[m : 2 * m]) * 2.0
     logits = (c[:, 2 * m :] * scale[2] + base[2 * m :]).view(num_rows, m, m)
     return Mixes(pre, post, sinkhorn(logits, iterations, eps))
 

@@ -14,7 +14,7 @@ from headrace.kernels.rope import plain_frequencies, rotate, rotation, yarn_freq
 from headrace.kernels.sparse_attention import SelectedEntries, WindowKeys, attend
 from headrace.models.deepseek_v41.batch import Rows, Segment, Work
 from headrace.models.deepseek_v41.config import Config
-from headrace.models.deepseek_v41.parameters import AttentionWeights, CompressorWeights, LayerWeights
+from headrace.models.deepseek_v41.parameters import AttentionWeights, CompressorWeights, IndexerWeights, LayerWeights
 from headrace.models.deepseek_v41.plan import LayerPlan
 from headrace.models.deepseek_v41.selection import Published, QueryRows, select
 
@@ -53,26 +53,23 @@ class Projected:
     window_TH: Tensor
 
 
-def window_entries(
-    u8: Tensor, weights: AttentionWeights, cos: Tensor, sin: Tensor, eps: float
-) -> Tensor:
-    """Return window entries [T, H] bfloat16 of Q8-rounded input [T, D]: projected, normalised, rotated, Q8 values.
+def window_entries(kv_TH: Tensor, weights: AttentionWeights, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    """Return window entries [T, H] bfloat16 of projected rows [T, H]: normalised, rotated, Q8 values.
 
     Source: spec section 3.3, step 3.
     """
-    return fake_q8(rotate(rms_norm(linear(u8, weights.kv), weights.kv_norm, eps), cos, sin))
+    return fake_q8(rotate(rms_norm(kv_TH, weights.kv_norm, eps), cos, sin))
 
 
 def project(u8: Tensor, weights: AttentionWeights, cos: Tensor, sin: Tensor, config: Config) -> Projected:
     """Compute queries and window entries of Q8-rounded input [T, D]."""
-    latent8 = fake_q8(rms_norm(linear(u8, weights.q_a), weights.q_norm, config.norm_eps))
+    latent, kv = linear(u8, weights.q_a_kv).split([config.q_lora_rank, config.head_dim], 1)
+    latent8 = fake_q8(rms_norm(latent, weights.q_norm, config.norm_eps))
     q = linear(latent8, weights.q_b).view(-1, config.num_heads, config.head_dim)
-    return Projected(latent8, rotate(q, cos, sin), window_entries(u8, weights, cos, sin, config.norm_eps))
+    return Projected(latent8, rotate(q, cos, sin), window_entries(kv, weights, cos, sin, config.norm_eps))
 
 
-def project_output(
-    value_TQH: Tensor, weights: AttentionWeights, cos: Tensor, sin: Tensor, config: Config
-) -> Tensor:
+def project_output(value_TQH: Tensor, weights: AttentionWeights, cos: Tensor, sin: Tensor, config: Config) -> Tensor:
     """De-rotate [T, Q, H] attention values and project them to [T, D] bfloat16.
 
     Source: spec section 3.3, steps 6 and 7; the grouped product's input is not quantised.
@@ -96,10 +93,13 @@ class LayerAttention:
         """Append the rows' global entries and index keys to their sequences' stores (KV sources only)."""
         if self._compressor is None:
             return
-        if self._plan.ratio == 1:
-            values, gates = linear(u_TD, self._compressor.kv), None
+        gates = None
+        if self._compressor.gate is None:
+            values = linear(u_TD, self._compressor.kv)
         else:
-            values, gates = linear_fp32(u_TD, self._compressor.kv), linear_fp32(u_TD, self._compressor.gate)
+            width = self._config.head_dim
+            values = linear_fp32(u_TD, self._compressor.kv, width)
+            gates = linear_fp32(u_TD, self._compressor.gate, width)
         for segment in rows.segments:
             store = segment.state.stores[self._plan.id]
             latent = self._latents(segment, values, gates)
@@ -132,9 +132,7 @@ class LayerAttention:
         keys = rms_norm(linear(latent, weights.index_key), weights.index_key_norm, self._config.norm_eps)
         store.append(rotate(latent, cos, sin), rotate(keys, cos, sin))
 
-    def run(
-        self, rows: Rows, u_TD: Tensor, published: Published, work: Work, *, is_fp32_index: bool = False
-    ) -> Tensor:
+    def run(self, rows: Rows, u_TD: Tensor, published: Published, work: Work, *, is_fp32_index: bool = False) -> Tensor:
         """Attend from every row and return [T, D] bfloat16.
 
         State: stores window rows in the sequences' rings; index sources replace `published`.
@@ -142,7 +140,7 @@ class LayerAttention:
         cos, sin = rotation(rows.positions, self._frequencies)
         projected = project(fake_q8(u_TD), self._weights, cos, sin, self._config)
         if self._indexer is not None:
-            query = self._index_query(u_TD, projected.latent8, cos, sin)
+            query = self._index_query(self._indexer, u_TD, projected.latent8, (cos, sin), is_fp32=is_fp32_index)
             select(self._plan, self._config, rows, query, published, work, is_fp32_index)
         values = [
             self._attend(segment, projected, published.picked[place] if self._plan.ratio else None)
@@ -150,13 +148,16 @@ class LayerAttention:
         ]
         return project_output(torch.cat(values), self._weights, cos, sin, self._config)
 
-    def _index_query(self, u_TD: Tensor, latent8: Tensor, cos: Tensor, sin: Tensor) -> QueryRows:
+    def _index_query(
+        self, weights: IndexerWeights, u_TD: Tensor, latent8: Tensor, turn: tuple[Tensor, Tensor], *, is_fp32: bool
+    ) -> QueryRows:
+        """Return index queries and head weights; float32 scores do not round the scaled weights either."""
         config = self._config
-        q = linear(latent8, self._indexer.q_b).view(-1, config.index_heads, config.index_head_dim)
+        q = linear(latent8, weights.q_b).view(-1, config.index_heads, config.index_head_dim)
+        head_weights = linear(u_TD, weights.head_weights)
+        head_weights = head_weights.float() if is_fp32 else head_weights
         scale = config.index_head_dim**-0.5 * config.index_heads**-0.5
-        return QueryRows(
-            decode_q4i(*encode_q4i(rotate(q, cos, sin))), linear(u_TD, self._indexer.head_weights) * scale
-        )
+        return QueryRows(decode_q4i(*encode_q4i(rotate(q, *turn))), head_weights * scale)
 
     def _attend(self, segment: Segment, projected: Projected, picked: Tensor | None) -> Tensor:
         config, state, layer_id = self._config, segment.state, self._plan.id
@@ -167,7 +168,7 @@ class LayerAttention:
         keys = WindowKeys(held, min(low, segment.first), floor)
         selected = None
         if picked is not None:
-            selected = SelectedEntries(picked, state.stores[self._plan.kv_source].gather)
+            selected = SelectedEntries(picked, state.store_of(self._plan.kv_source).gather)
         value = attend(
             projected.q_TQH[segment.rows],
             segment.first,

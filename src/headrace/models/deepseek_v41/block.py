@@ -30,9 +30,7 @@ def half_input(x_TMD: Tensor, pre_TM: Tensor, norm: Tensor, config: Config) -> T
     return rms_norm(collapse(x_TMD, pre_TM), norm, config.norm_eps)
 
 
-def experts_of(
-    u_TD: Tensor, weights: MoeWeights, is_image: Tensor | None, *, count: int, config: Config
-) -> Tensor:
+def experts_of(u_TD: Tensor, weights: MoeWeights, is_image: Tensor | None, *, count: int, config: Config) -> Tensor:
     """Run router, routed experts and shared expert: [T, D] bfloat16.
 
     Args:
@@ -50,7 +48,7 @@ def experts_of(
     routes = route(u_TD, weights.gate, bias, count=count, scale=config.route_scale)
     u8 = fake_q8(u_TD)
     routed = routed_experts(u8, routes, weights.experts, config.swiglu_limit)
-    shared = shared_expert(u8, weights.shared_gate, weights.shared_up, weights.shared_down, config.swiglu_limit)
+    shared = shared_expert(u8, weights.shared_gate_up, weights.shared_down, config.swiglu_limit)
     return (routed + shared.float()).to(torch.bfloat16)
 
 

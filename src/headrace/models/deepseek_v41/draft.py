@@ -56,7 +56,8 @@ class Drafter:
         positions = torch.arange(first, first + taps.shape[0], device=taps.device)
         cos, sin = rotation(positions, self._frequencies)
         for ring, layer in zip(state.draft_rings, self._weights.layers, strict=True):
-            ring.store(first, window_entries(main8, layer.attention, cos, sin, self._config.norm_eps))
+            kv = linear(main8, layer.attention.q_a_kv[self._config.q_lora_rank :])
+            ring.store(first, window_entries(kv, layer.attention, cos, sin, self._config.norm_eps))
 
     @torch.inference_mode()
     def propose(self, state: SequenceState, token_id: int) -> Proposal:
@@ -96,13 +97,14 @@ class Drafter:
 
         Source: spec section 3.11, steps 3 to 5; confidence reads the hidden state before the norm.
         """
-        weights = self._weights
-        base = linear_fp32(rms_norm(y_XD, weights.norm, self._config.norm_eps), self._parameters.head)
+        weights, vocab_size = self._weights, self._config.vocab_size
+        base = linear_fp32(rms_norm(y_XD, weights.norm, self._config.norm_eps), self._parameters.head, vocab_size)
         previous, ids, logits, confidence = token_id, [], [], []
         for place in range(y_XD.shape[0]):
             embedded = weights.markov_embed[previous : previous + 1]
-            row = base[place : place + 1] + linear_fp32(embedded, weights.markov_head)
-            confidence.append(linear_fp32(torch.cat([y_XD[place : place + 1], embedded], 1), weights.confidence)[0])
+            row = base[place : place + 1] + linear_fp32(embedded, weights.markov_head, vocab_size)
+            features = torch.cat([y_XD[place : place + 1], embedded], 1)
+            confidence.append(linear_fp32(features, weights.confidence, 1)[0])
             previous = int(row.argmax())
             ids.append(previous)
             logits.append(row)

@@ -183,7 +183,8 @@ class DeepseekV41:
         """Read the n-gram rows of every token before any layer runs; a damaged row fails here."""
         if self.addressing is None:
             return {}, [None] * len(spans)
-        compressed, row_ids = [], []
+        compressed: list[np.ndarray | None] = []
+        row_ids = []
         for span in spans:
             ids = self.addressing.compress(span.token_ids, span.images.is_image_T if span.images else None)
             row_ids.append(self.addressing.row_ids(self.addressing.history(ids, span.state.previous_ids)))
@@ -252,7 +253,10 @@ class DeepseekV41:
         """Return float32 logits of every decoder row, or of each segment's last."""
         x, pre = run.x_TMD, run.pre_TM
         if not wants_all:
-            last = torch.tensor([segment.offset + segment.count - 1 for segment in run.rows.segments], dtype=torch.int64)
+            last = torch.tensor(
+                [segment.offset + segment.count - 1 for segment in run.rows.segments], dtype=torch.int64
+            )
             x, pre = x[last.to(x.device)], pre[last.to(x.device)]
         y = collapse(x, pre)
-        return linear_fp32(rms_norm(y, self.parameters.norm, self.config.norm_eps), self.parameters.head)
+        z = rms_norm(y, self.parameters.norm, self.config.norm_eps)
+        return linear_fp32(z, self.parameters.head, self.config.vocab_size)

@@ -13,6 +13,7 @@ from torch import Tensor
 from headrace.core.errors import InternalError
 from headrace.kernels.block_quant import decode_fp8_weight
 from headrace.kernels.grouped_experts import Expert, PackedMatrix
+from headrace.kernels.product import pad_columns
 from headrace.memory.table import Table
 from headrace.models.deepseek_v41.config import Config
 from headrace.models.deepseek_v41.plan import LayerPlan, build_plan
@@ -21,7 +22,7 @@ from headrace.models.deepseek_v41.weights import Weights
 
 @dataclass(frozen=True)
 class MixWeights:
-    """Hyper-connection weights of one half, float32: `fn` [(2+M)M, M*D], `base` [(2+M)M], `scale` [3]."""
+    """Hyper-connection weights of one half, float32: `fn` [(2+M)M, M*D] padded, `base` [(2+M)M], `scale` [3]."""
 
     fn: Tensor
     base: Tensor
@@ -30,12 +31,14 @@ class MixWeights:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """Dense attention weights of one layer, bfloat16 [out, in]; `o_a` [G, rank, in]; norms and `sink` float32."""
+    """Dense attention weights of one layer, bfloat16 [out, in]; norms and `sink` float32.
 
-    q_a: Tensor
+    `q_a_kv` stacks the query's low-rank rows on the window entry's, `o_a` is [G, rank, in].
+    """
+
+    q_a_kv: Tensor
     q_norm: Tensor
     q_b: Tensor
-    kv: Tensor
     kv_norm: Tensor
     o_a: Tensor
     o_b: Tensor
@@ -63,14 +66,16 @@ class IndexerWeights:
 
 @dataclass(frozen=True)
 class MoeWeights:
-    """Router (float32), routed experts as stored, shared expert in bfloat16; `bias_vl` None in draft layers."""
+    """Router (float32, padded), routed experts as stored, shared expert in bfloat16 (gate rows, then up rows).
+
+    `bias_vl` is None in draft layers.
+    """
 
     gate: Tensor
     bias: Tensor
     bias_vl: Tensor | None
     experts: tuple[Expert, ...]
-    shared_gate: Tensor
-    shared_up: Tensor
+    shared_gate_up: Tensor
     shared_down: Tensor
 
 
@@ -102,7 +107,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DraftWeights:
-    """Draft module: blocks, tap projection and the sequential head (`markov_head`, `confidence` float32)."""
+    """Draft module: blocks, tap projection and the sequential head (`markov_head`, `confidence` float32, padded)."""
 
     layers: tuple[LayerWeights, ...]
     main_proj: Tensor
@@ -146,6 +151,9 @@ class _Source:
     def fp32(self, name: str) -> Tensor:
         return self.take(name).float()
 
+    def fp32_matrix(self, name: str) -> Tensor:
+        return pad_columns(self.take(name))
+
     def fp8(self, name: str) -> Tensor:
         return decode_fp8_weight(self.bytes(f"{name}.weight"), self.bytes(f"{name}.scale"), self._block)
 
@@ -172,7 +180,7 @@ def build_parameters(weights: Weights, config: Config, device: torch.device) -> 
     }
     parameters = Parameters(
         embed=source.take("embed.weight"),
-        head=source.fp32("head.weight"),
+        head=source.fp32_matrix("head.weight"),
         norm=source.fp32("norm.weight"),
         layers=layers,
         draft=draft,
@@ -199,15 +207,14 @@ def _layer(source: _Source, prefix: str, plan: LayerPlan, config: Config) -> Lay
 
 
 def _mix(source: _Source, prefix: str) -> MixWeights:
-    return MixWeights(*(source.fp32(f"{prefix}_{part}") for part in ("fn", "base", "scale")))
+    return MixWeights(source.fp32_matrix(f"{prefix}_fn"), source.fp32(f"{prefix}_base"), source.fp32(f"{prefix}_scale"))
 
 
 def _attention(source: _Source, prefix: str, config: Config) -> AttentionWeights:
     return AttentionWeights(
-        q_a=source.fp8(f"{prefix}.wq_a"),
+        q_a_kv=torch.cat([source.fp8(f"{prefix}.wq_a"), source.fp8(f"{prefix}.wkv")]),
         q_norm=source.fp32(f"{prefix}.q_norm.weight"),
         q_b=source.fp8(f"{prefix}.wq_b"),
-        kv=source.fp8(f"{prefix}.wkv"),
         kv_norm=source.fp32(f"{prefix}.kv_norm.weight"),
         o_a=source.fp8(f"{prefix}.wo_a").unflatten(0, (config.o_groups, config.o_lora_rank)),
         o_b=source.fp8(f"{prefix}.wo_b"),
@@ -221,8 +228,8 @@ def _compressor(source: _Source, prefix: str, plan: LayerPlan) -> CompressorWeig
     is_pair = plan.ratio == 2
     kv = f"{prefix}.compressor.wkv.weight"
     return CompressorWeights(
-        kv=source.fp32(kv) if is_pair else source.take(kv),
-        gate=source.fp32(f"{prefix}.compressor.wgate.weight") if is_pair else None,
+        kv=source.fp32_matrix(kv) if is_pair else source.take(kv),
+        gate=source.fp32_matrix(f"{prefix}.compressor.wgate.weight") if is_pair else None,
         norm=source.fp32(f"{prefix}.compressor.norm.weight"),
         index_key=source.take(f"{prefix}.indexer.wk.weight"),
         index_key_norm=source.fp32(f"{prefix}.indexer.k_norm.weight"),
@@ -242,12 +249,13 @@ def _moe(source: _Source, prefix: str, plan: LayerPlan, config: Config) -> MoeWe
         for expert in range(num_experts)
     )
     return MoeWeights(
-        gate=source.fp32(f"{prefix}.gate.weight"),
+        gate=source.fp32_matrix(f"{prefix}.gate.weight"),
         bias=source.fp32(f"{prefix}.gate.bias"),
         bias_vl=None if plan.is_draft else source.fp32(f"{prefix}.gate.bias_vl"),
         experts=experts,
-        shared_gate=source.fp8(f"{prefix}.shared_experts.w1"),
-        shared_up=source.fp8(f"{prefix}.shared_experts.w3"),
+        shared_gate_up=torch.cat(
+            [source.fp8(f"{prefix}.shared_experts.w1"), source.fp8(f"{prefix}.shared_experts.w3")]
+        ),
         shared_down=source.fp8(f"{prefix}.shared_experts.w2"),
     )
 
@@ -272,6 +280,6 @@ def _draft(source: _Source, config: Config, plans: tuple[LayerPlan, ...]) -> Dra
         main_norm=source.fp32("mtp.0.main_norm.weight"),
         norm=source.fp32(f"{last}.norm.weight"),
         markov_embed=source.take(f"{last}.markov_head.embed.weight"),
-        markov_head=source.fp32(f"{last}.markov_head.head.weight"),
-        confidence=source.fp32(f"{last}.confidence_head.proj.weight"),
+        markov_head=source.fp32_matrix(f"{last}.markov_head.head.weight"),
+        confidence=source.fp32_matrix(f"{last}.confidence_head.proj.weight"),
     )

@@ -49,7 +49,7 @@ def select(
     for place, segment in enumerate(rows.segments):
         visible = torch.div(rows.positions[segment.rows] + 1, plan.ratio, rounding_mode="floor")
         one = IndexQuery(query.q_TJI[segment.rows], query.weights_TJ[segment.rows], visible, is_fp32)
-        store = segment.state.stores[plan.kv_source]
+        store = segment.state.store_of(plan.kv_source)
         pool = published.blocks[place] if use_pool else None
         found = _select_segment(plan, config, segment, one, store, pool, work)
         picked.append(found[0])
@@ -88,7 +88,8 @@ def _select_segment(
         if pool is None:
             found = scan(rest, store.index_keys, top_k=top_k, candidate_blocks=count, block_size=size)
             parts.append(found.picked_TK)
-            blocks[open_rows:] = found.blocks_TB
+            if found.blocks_TB is not None:
+                blocks[open_rows:] = found.blocks_TB
             work.add_index(plan.id, int(rest.visible_T.sum()))
         else:
             kept = pool[open_rows:]

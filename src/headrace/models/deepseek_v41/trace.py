@@ -1,6 +1,6 @@
 """Runs a prompt through the cached path and records every tensor that `headrace trace` writes."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,8 +61,10 @@ class Recorder:
         if self._feed is None or key not in self._feed:
             raise UserError(f"the feed file has no tensor {key}", param="feed")
         tensor = self._feed[key]
-        width = (self._model.config.num_streams,) if name.endswith("pre_in") else (
-            self._model.config.num_streams, self._model.config.hidden_size
+        width = (
+            (self._model.config.num_streams,)
+            if name.endswith("pre_in")
+            else (self._model.config.num_streams, self._model.config.hidden_size)
         )
         wanted = (1, self._num_tokens, *width)
         if tuple(tensor.shape) != wanted:
@@ -158,9 +160,9 @@ def trace(
     state = model.new_state()
     state.reserve(num_tokens)
     recorder = Recorder(num_tokens, model, feed, options.prefix)
-    for low, span in _spans(model, state, token_ids, options, images):
+    for span in _spans(model, state, token_ids, options, images):
         output = model.forward([span], work=work, wants_all_logits=True, wants_taps=True, probe=recorder)
-        _record_output(recorder, output, low)
+        _record_output(recorder, output)
     tensors = recorder.tensors
     recorder.finish(state)
     tensors["input_ids"] = torch.from_numpy(token_ids).unsqueeze(0)
@@ -174,7 +176,7 @@ def trace(
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
-def _record_output(recorder: Recorder, output: Output, low: int) -> None:
+def _record_output(recorder: Recorder, output: Output) -> None:
     if output.decoder.count == 0:
         return
     recorder.put("logits_all", output.decoder.positions, output.logits, float("nan"))
@@ -184,8 +186,8 @@ def _record_output(recorder: Recorder, output: Output, low: int) -> None:
 
 def _spans(
     model: DeepseekV41, state: SequenceState, token_ids: np.ndarray, options: TraceOptions, images: PromptImages | None
-):
-    """Yield (first position, span) of every forward pass of the plan."""
+) -> Iterator[Span]:
+    """Yield the span of every forward pass of the plan."""
     num_tokens, window = len(token_ids), model.config.window
     prompt = num_tokens if options.split is None else options.split
     if options.split is not None and options.mode != "full":
@@ -201,7 +203,7 @@ def _spans(
         decoder_rows = size if not is_replay else min(window, num_tokens) if is_last else 0
         part = images.slice(low, low + size) if images else None
         ids = token_ids[low : low + size]
-        yield low, Span(state, ids, decoder_rows, is_replay=is_replay and is_last, images=part)
+        yield Span(state, ids, decoder_rows, is_replay=is_replay and is_last, images=part)
         low += size
 
 

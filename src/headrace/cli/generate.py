@@ -1,0 +1,151 @@
+"""`headrace generate`: continue one prompt."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from headrace.cli.progress import byte_progress
+from headrace.cli.token_ids import read_token_ids
+from headrace.core.errors import UserError
+from headrace.engine.llm import DEFAULT_CHUNK, LLM
+from headrace.engine.request import Result
+from headrace.engine.sampler import SamplingParams
+
+_MAX_PROMPT_BYTES = 64 << 20
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+    """Add the command's arguments."""
+    parser = subparsers.add_parser("generate", help="continue a prompt", description="Continue one prompt.")
+    parser.add_argument("path", type=Path, nargs="?", metavar="PATH", help="a checkpoint folder")
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", metavar="TEXT", help="the text to continue")
+    prompt.add_argument("--prompt-file", type=Path, metavar="FILE", help="a UTF-8 file that holds the text")
+    prompt.add_argument("--token-ids", type=Path, metavar="FILE", help="a JSON list of token ids instead of text")
+    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="tokens to generate at most (256)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 takes the most probable (0)")
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="keep the most probable P of the mass (1)"
+    )
+    parser.add_argument("--seed", type=int, metavar="S", help="fixes the randomness; drawn and reported if missing")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end at this text; may be repeated")
+    parser.add_argument(
+        "--mode", choices=("full", "replay"), default="replay", help="decoder on all of the prompt, or on its end"
+    )
+    parser.add_argument("--no-draft", action="store_true", help="accepted; nothing is drafted yet")
+    parser.add_argument("--threads", type=int, metavar="N", help="PyTorch threads; chosen if missing")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of the text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate.
+
+    Raises:
+        UserError: the prompt, an option or the checkpoint is refused.
+    """
+    if args.path is None:
+        raise UserError("no model ships with this version, so PATH is needed: a checkpoint folder.", param="path")
+    params = SamplingParams(
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        seed=args.seed,
+        stop=tuple(args.stop),
+        logprobs=False,
+    )
+    prompt = _prompt(args)
+    with _loading(args.path) as progress:
+        llm = LLM(args.path, mode=args.mode, threads=args.threads, progress=progress)
+    num_tokens = len(llm.encode(prompt))
+    result = _stream(llm, prompt, num_tokens, params, is_quiet=args.json)
+    if args.json:
+        print(json.dumps(_document(llm, result), ensure_ascii=False, indent=2))
+    else:
+        _summary(llm, result)
+    return 0
+
+
+def _prompt(args: argparse.Namespace) -> str | list[int]:
+    if args.token_ids is not None:
+        return [int(token_id) for token_id in read_token_ids(args.token_ids)]
+    if args.prompt is not None:
+        return str(args.prompt)
+    try:
+        with args.prompt_file.open("rb") as file:
+            data = file.read(_MAX_PROMPT_BYTES + 1)
+        if len(data) > _MAX_PROMPT_BYTES:
+            raise UserError(f"{args.prompt_file} is longer than the {_MAX_PROMPT_BYTES:,} bytes a prompt may have.")
+        return data.decode("utf-8")
+    except OSError as problem:
+        raise UserError(f"cannot read {args.prompt_file}: {problem.strerror or problem}.") from None
+    except UnicodeDecodeError as problem:
+        raise UserError(f"{args.prompt_file} is not UTF-8: byte {problem.start} cannot be decoded.") from None
+
+
+@contextmanager
+def _loading(path: Path) -> Iterator[Callable[[int], object] | None]:
+    total = sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else 0
+    with byte_progress("loading", total) as progress:
+        yield progress
+
+
+@contextmanager
+def _reading(num_tokens: int) -> Iterator[Callable[[int], object] | None]:
+    """Show how much of a long prompt has been read, on standard error."""
+    if num_tokens <= DEFAULT_CHUNK:
+        yield None
+        return
+    from tqdm import tqdm
+
+    # a bar where someone watches it, otherwise a line now and then
+    interval = 0.1 if sys.stderr.isatty() else 10.0
+    with tqdm(
+        total=num_tokens, desc="reading", unit="token", leave=False, file=sys.stderr, mininterval=interval
+    ) as bar:
+        yield bar.update
+
+
+def _stream(llm: LLM, prompt: str | list[int], num_tokens: int, params: SamplingParams, *, is_quiet: bool) -> Result:
+    with _reading(num_tokens) as on_prefill:
+        pieces = llm.stream([prompt], params, on_prefill=on_prefill)
+        piece = next(pieces)
+    while True:
+        if not is_quiet:
+            print(piece.text, end="", flush=True)
+        if piece.result is not None:
+            return piece.result
+        piece = next(pieces)
+
+
+def _document(llm: LLM, result: Result) -> dict[str, Any]:
+    return {
+        "text": result.text,
+        "token_ids": result.token_ids,
+        "finish_reason": result.finish_reason,
+        "usage": dataclasses.asdict(result.usage),
+        "timings": {name: round(value, 6) for name, value in dataclasses.asdict(llm.timings).items()},
+        "draft": {"proposed": 0, "accepted": 0, "rounds": 0},
+        "seed": result.seed,
+        "numerics": llm.model.numerics.name,
+        "mode": llm.mode,
+        "work": dataclasses.asdict(llm.work),
+    }
+
+
+def _summary(llm: LLM, result: Result) -> None:
+    timings, usage = llm.timings, result.usage
+    if result.text and not result.text.endswith("\n"):
+        print()
+    if not result.text and result.token_ids and llm.tokenizer is None:
+        print(json.dumps(result.token_ids))
+    print(
+        f"{usage.prompt_tokens} prompt tokens in {timings.prefill_s:.2f} s, {usage.completion_tokens} generated in "
+        f"{timings.decode_s:.2f} s, first after {timings.ttft_s:.2f} s; loaded in {timings.load_s:.2f} s; "
+        f"{result.finish_reason}; seed {result.seed}",
+        file=sys.stderr,
+    )

@@ -1,0 +1,1 @@
+"""Runs requests: sampling, the prefill and decode loop, the offline `LLM`."""

@@ -1,0 +1,27 @@
+"""How many threads PyTorch uses: more for prefill than for decode, fewer where others need the machine.
+
+Results do not depend on it. With a small model a decode step is hundreds of tiny operations, and a second thread that
+spins between them costs more than it gives; on a busy machine it can be a hundred times slower.
+"""
+
+import os
+from dataclasses import dataclass
+
+_SMALL_HIDDEN_SIZE = 2048
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Threads for each kind of work."""
+
+    prefill: int
+    decode: int
+
+
+def choose_threads(hidden_size: int, wanted: int | None) -> Threads:
+    """Return the user's number for both, or a choice from the model's width, the cores and the load."""
+    if wanted is not None:
+        return Threads(wanted, wanted)
+    cores = len(os.sched_getaffinity(0))
+    free = max(1, min(cores, round(cores - os.getloadavg()[0])))
+    return Threads(free, 1 if hidden_size < _SMALL_HIDDEN_SIZE else free)

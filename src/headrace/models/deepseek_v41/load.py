@@ -1,0 +1,105 @@
+"""Opens a checkpoint folder: configuration, weights, tokenizer, n-gram addressing, model."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from headrace.core.errors import CheckpointError
+from headrace.memory.addressing import Addressing
+from headrace.models.deepseek_v41.config import Config, load_config
+from headrace.models.deepseek_v41.model import DeepseekV41, Numerics
+from headrace.models.deepseek_v41.parameters import build_parameters
+from headrace.models.deepseek_v41.weights import load_weights
+from headrace.text.token_map import build_token_map
+from headrace.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What to load and where.
+
+    `has_draft` and `has_vision` False leave those tensors on disk. `engram` maps n-gram tables or reads them.
+    """
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    numerics: Numerics = field(default_factory=Numerics)
+    has_draft: bool = False
+    has_vision: bool = False
+    engram: Literal["mmap", "memory"] = "mmap"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to run, and its tokenizer (None where the folder has none and the model needs none)."""
+
+    model: DeepseekV41
+    tokenizer: Tokenizer | None
+
+
+def load_model(
+    path: Path | str, options: LoadOptions | None = None, progress: Callable[[int], object] | None = None
+) -> Loaded:
+    """Load a checkpoint folder in the official format.
+
+    Args:
+        path: the folder.
+        options: what to load; text only on the CPU by default.
+        progress: called with bytes read since its last call.
+
+    Raises:
+        UserError: the configuration is refused.
+        CheckpointError: a tensor or file is missing or wrong, or the n-gram map does not fit the tokenizer.
+    """
+    options = options or LoadOptions()
+    folder = Path(path)
+    config = load_config(folder)
+    tokenizer = _tokenizer(folder, config)
+    addressing = _addressing(tokenizer, config)
+    weights = load_weights(
+        folder,
+        config,
+        device=options.device,
+        skip_draft=not options.has_draft,
+        skip_vision=not options.has_vision,
+        engram=options.engram,
+        progress=progress,
+    )
+    parameters = build_parameters(weights, config, options.device)
+    model = DeepseekV41(config, parameters, addressing, device=options.device, numerics=options.numerics)
+    return Loaded(model, tokenizer)
+
+
+def _tokenizer(folder: Path, config: Config) -> Tokenizer | None:
+    path = folder / "tokenizer.json"
+    if path.exists():
+        return Tokenizer.from_file(path)
+    if config.engram is not None:
+        raise CheckpointError(
+            f"{path} is missing; a model with n-gram tables needs its tokenizer to build the map of "
+            f"{config.engram.compressed_vocab_size} token classes",
+            param="tokenizer",
+        )
+    return None
+
+
+def _addressing(tokenizer: Tokenizer | None, config: Config) -> Addressing | None:
+    engram = config.engram
+    if engram is None or tokenizer is None:
+        return None
+    token_map, _ = build_token_map(tokenizer)
+    addressing = Addressing(
+        engram.layer_ids,
+        engram.num_embeddings,
+        engram.max_ngram,
+        engram.first_prime_above,
+        engram.num_hashes,
+        engram.pad_token_id,
+        engram.compressed_vocab_size,
+        token_map,
+    )
+    if config.image_token_id is not None and config.vision is not None:
+        addressing.require(config.image_token_id + 1)
+    return addressing
