@@ -267,7 +267,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     many: list[Prompt] = []
     ids: list[int] = []
     for item in prompts:
-        if isinstance(item, int | np.integer) and not isinstance(item, bool):
+        if isinstance(item, int | np.integer):
             ids.append(int(item))
         else:
             many.append(item)
