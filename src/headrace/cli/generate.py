@@ -48,8 +48,6 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: the prompt, an option or the checkpoint is refused.
     """
-    if args.path is None:
-        raise UserError("no model ships with this version, so PATH is needed: a checkpoint folder.", param="path")
     params = SamplingParams(
         max_tokens=args.max_tokens,
         temperature=args.temperature,
@@ -88,8 +86,8 @@ def _prompt(args: argparse.Namespace) -> str | list[int]:
 
 
 @contextmanager
-def _loading(path: Path) -> Iterator[Callable[[int], object] | None]:
-    total = sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else 0
+def _loading(path: Path | None) -> Iterator[Callable[[int], object] | None]:
+    total = sum(file.stat().st_size for file in path.glob("*.safetensors")) if path is not None and path.is_dir() else 0
     with byte_progress("loading", total) as progress:
         yield progress
 

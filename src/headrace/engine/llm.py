@@ -56,7 +56,7 @@ class LLM:
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Path | None = None,
         *,
         mode: Mode = "replay",
         chunk: int = DEFAULT_CHUNK,
@@ -67,7 +67,7 @@ class LLM:
         """Load a checkpoint folder.
 
         Args:
-            path: the folder.
+            path: the folder; None is the model that ships with the package, once there is one.
             mode: "replay" runs the decoder on the last window of a prompt only, "full" on all of it.
             chunk: prompt tokens per forward pass; changes time and memory, never the answer.
             threads: PyTorch threads; None chooses.
@@ -77,6 +77,8 @@ class LLM:
         Raises:
             UserError: an option or the checkpoint is refused.
         """
+        if path is None:
+            raise UserError("no model ships with this version, so a path is needed: a checkpoint folder", param="path")
         if mode not in {"replay", "full"}:
             raise UserError(f"mode is {mode!r}; accepted are 'replay' and 'full'", param="mode")
         if chunk < 1:

@@ -12,6 +12,7 @@ from headrace.text.stops import StopChecker
 from headrace.text.tokenizer import Tokenizer
 
 FinishReason = Literal["stop", "length"]
+_RESERVED_TOKENS = 1024  # room made for an answer before it starts; longer ones grow the stores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ class Running:
         limit: int,
     ) -> "Running":
         """Begin a request; `limit` is the longest sequence the context allows."""
-        state.reserve(min(limit, len(prompt_ids) + params.max_tokens))
+        state.reserve(min(limit, len(prompt_ids) + min(params.max_tokens, _RESERVED_TOKENS)))
         return cls(
             prompt_ids=prompt_ids,
             params=params,

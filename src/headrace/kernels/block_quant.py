@@ -63,7 +63,7 @@ def fake_q8(x: Tensor) -> Tensor:
     """
     groups = _groups(x, Q8_GROUP)
     scale = power_of_two(_q8_exponent(groups))
-    return _round_to_grid(groups, scale * 2.0**-6, 3).to(torch.bfloat16).view(x.shape)
+    return _round_to_grid(groups, scale * 2.0**-6, 3).to(x.dtype).view(x.shape)
 
 
 def encode_q8(x: Tensor) -> tuple[Tensor, Tensor]:

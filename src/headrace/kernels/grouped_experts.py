@@ -43,7 +43,7 @@ def shared_expert(x_TD: Tensor, gate_up: Tensor, down_DF: Tensor, limit: float) 
     """Run the shared expert on Q8-rounded input; `gate_up` [2 F, D] and `down` bfloat16. Returns [T, D] bfloat16."""
     gate, up = linear(x_TD, gate_up).chunk(2, 1)
     hidden = clamped_swiglu(gate, up, limit)
-    return linear(fake_q8(hidden.to(torch.bfloat16)), down_DF)
+    return linear(fake_q8(hidden.to(x_TD.dtype)), down_DF)
 
 
 def routed_experts(x_TD: Tensor, routes: Routes, experts: Sequence[Expert], limit: float) -> Tensor:
@@ -76,7 +76,7 @@ def routed_experts(x_TD: Tensor, routes: Routes, experts: Sequence[Expert], limi
     gate, up = gate_up.chunk(2, 1)
     hidden = clamped_swiglu(gate, up, limit)
     hidden = hidden.mul_(routes.weights_TK.reshape(-1)[order].unsqueeze(-1))
-    out_PD = _each(fake_q8(hidden.to(torch.bfloat16)).split(sizes), [(expert.down,) for expert in used])
+    out_PD = _each(fake_q8(hidden.to(x_TD.dtype)).split(sizes), [(expert.down,) for expert in used])
     return _sum_per_token(out_PD, order, num_rows, per_token)
 
 
@@ -85,7 +85,8 @@ def _each(parts: Sequence[Tensor], groups: Sequence[tuple[PackedMatrix, ...]]) -
     step = max(1, _DECODE_ELEMENTS // sum(2 * matrix.packed.numel() for matrix in groups[0]))
     out = []
     for low in range(0, len(groups), step):
-        stacked = _decode_all(groups[low : low + step]).chunk(len(groups[low : low + step]))
+        some = groups[low : low + step]
+        stacked = _decode_all(some).to(parts[0].dtype).chunk(len(some))
         out += [linear(part, matrix) for part, matrix in zip(parts[low:], stacked, strict=False)]
     return torch.cat(out)
 
@@ -96,7 +97,7 @@ def _one_row(x_1D: Tensor, used: Sequence[Expert]) -> Tensor:
     A column of a bfloat16 product does not depend on the columns beside it, so the bits are those of `_each`.
     """
     matrices = _decode_all([(expert.gate, expert.up) for expert in used])
-    return linear(x_1D, matrices).view(len(used), -1)
+    return linear(x_1D, matrices.to(x_1D.dtype)).view(len(used), -1)
 
 
 def _decode_all(groups: Sequence[tuple[PackedMatrix, ...]]) -> Tensor:

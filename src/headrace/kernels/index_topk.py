@@ -143,7 +143,7 @@ def scan(
     """
     num_rows = query.q_TJI.shape[0]
     parts = []
-    row_step = _row_step(query, KEY_TILE)
+    row_step = _row_step(query, int(query.visible_T[-1]) // block_size if candidate_blocks else 0)
     for low in range(0, num_rows, row_step):
         rows = query.rows(low, min(low + row_step, num_rows))
         parts.append(_scan_rows(rows, read_keys, top_k, candidate_blocks, block_size))
@@ -153,9 +153,10 @@ def scan(
     return Selection(picked, torch.cat([part.blocks_TB for part in parts if part.blocks_TB is not None]))
 
 
-def _row_step(query: IndexQuery, num_keys: int) -> int:
-    per_row = query.q_TJI.shape[1] * num_keys * (4 if query.is_fp32 else 2)
-    return max(1, _SCORE_BYTES // per_row)
+def _row_step(query: IndexQuery, num_blocks: int) -> int:
+    """Return how many rows to score at once: scores of one tile, and block peaks of the whole scan, stay small."""
+    scores = query.q_TJI.shape[1] * KEY_TILE * (4 if query.is_fp32 else 2)
+    return max(1, _SCORE_BYTES // (scores + 8 * num_blocks))
 
 
 def _scan_rows(

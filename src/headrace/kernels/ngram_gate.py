@@ -33,5 +33,5 @@ def inject(x_TMD: Tensor, kv: Tensor, q_weight_MD: Tensor, k_weight_MD: Tensor, 
     norm_key = torch.rsqrt(key.square().mean(-1) + eps)
     dot = (x * q_weight_MD * k_weight_MD * key).sum(-1) * norm_x * norm_key * (1.0 / math.sqrt(width))
     gate = sigmoid(torch.copysign(dot.abs().clamp_min(1e-6).sqrt(), dot))
-    out = (x + gate.unsqueeze(-1) * value).to(torch.bfloat16)
+    out = (x + gate.unsqueeze(-1) * value).to(x_TMD.dtype)
     return torch.where(dead_T.view(-1, 1, 1), x_TMD, out)

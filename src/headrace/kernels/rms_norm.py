@@ -20,4 +20,4 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     wide = x.float()
     factor = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * factor).mul_(weight).to(torch.bfloat16)
+    return (wide * factor).mul_(weight).to(x.dtype)

@@ -118,17 +118,17 @@ def attend(
     scores = scores.masked_fill_(_window_mask(positions, window, keys.floor).unsqueeze(1), float("-inf"))
     if selected is None:
         peak = scores.amax(-1, keepdim=True)
-        weights, total = _weights(scores, peak)
+        weights, total = _weights(scores, peak, q_TQH.dtype)
         total += torch.exp((sink_Q.unsqueeze(-1) - peak).contiguous())
         value = _window_values(weights, tiles, offset)
-        return value.div_(total).to(torch.bfloat16)
+        return value.div_(total).to(q_TQH.dtype)
     return _attend_selected(q_TQH, scores, tiles, offset, selected, sink_Q, scale)
 
 
-def _weights(scores: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
-    """Return bfloat16-rounded weights (as float32) and the unrounded sum over the last dimension."""
+def _weights(scores: Tensor, peak: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return weights rounded to `dtype` (as float32) and the unrounded sum over the last dimension."""
     raw = torch.exp((scores - peak).contiguous())
-    return raw.to(torch.bfloat16).float(), raw.sum(-1, keepdim=True)
+    return raw.to(dtype).float(), raw.sum(-1, keepdim=True)
 
 
 def _window_values(weights_TQS: Tensor, tiles: Tensor, offset: int) -> Tensor:
@@ -160,12 +160,12 @@ def _attend_selected(
         entry_scores = torch.bmm(q_TQH[rows].float(), entries.transpose(1, 2)).mul_(scale)
         entry_scores = entry_scores.masked_fill_((picked < 0).unsqueeze(1), float("-inf"))
         peak = torch.maximum(scores[rows].amax(-1, keepdim=True), entry_scores.amax(-1, keepdim=True))
-        window_weights[rows], total = _weights(scores[rows], peak)
-        entry_weights, entry_total = _weights(entry_scores, peak)
+        window_weights[rows], total = _weights(scores[rows], peak, q_TQH.dtype)
+        entry_weights, entry_total = _weights(entry_scores, peak, q_TQH.dtype)
         totals[rows] = total + entry_total + torch.exp((sink_Q.unsqueeze(-1) - peak).contiguous())
         outputs[rows] = torch.bmm(entry_weights, entries)
     outputs += _window_values(window_weights, tiles, offset)
-    return outputs.div_(totals).to(torch.bfloat16)
+    return outputs.div_(totals).to(q_TQH.dtype)
 
 
 def attend_block(q_XQH: Tensor, entries_SH: Tensor, sink_Q: Tensor, *, scale: float) -> Tensor:
@@ -191,6 +191,6 @@ def attend_block(q_XQH: Tensor, entries_SH: Tensor, sink_Q: Tensor, *, scale: fl
     scores = torch.mm(padded, entries.t()).mul_(scale)
     sink = sink_Q.repeat(num_rows).unsqueeze(-1)
     peak = scores.amax(-1, keepdim=True)
-    weights, total = _weights(scores, peak)
+    weights, total = _weights(scores, peak, q_XQH.dtype)
     value = torch.mm(weights, entries)[:rows] / (total[:rows] + torch.exp((sink - peak[:rows]).contiguous()))
-    return value.view(num_rows, num_heads, width).to(torch.bfloat16)
+    return value.view(num_rows, num_heads, width).to(q_XQH.dtype)

@@ -76,7 +76,7 @@ def collapse(x_TMD: Tensor, pre_TM: Tensor) -> Tensor:
     out = x_TMD[:, 0].float() * pre_TM[:, 0:1]
     for stream in range(1, x_TMD.shape[1]):
         out += x_TMD[:, stream].float() * pre_TM[:, stream : stream + 1]
-    return out.to(torch.bfloat16)
+    return out.to(x_TMD.dtype)
 
 
 def expand(out_TD: Tensor, x_TMD: Tensor, mix: Mixes) -> Tensor:
@@ -86,4 +86,4 @@ def expand(out_TD: Tensor, x_TMD: Tensor, mix: Mixes) -> Tensor:
     Source: spec section 3.2, Expand.
     """
     mixed = torch.bmm(mix.comb_TMM.transpose(1, 2), x_TMD.float())
-    return mixed.add_(out_TD.float().unsqueeze(1) * mix.post_TM.unsqueeze(-1)).to(torch.bfloat16)
+    return mixed.add_(out_TD.float().unsqueeze(1) * mix.post_TM.unsqueeze(-1)).to(x_TMD.dtype)

@@ -102,10 +102,10 @@ class LayerAttention:
             gates = linear_fp32(u_TD, self._compressor.gate, width)
         for segment in rows.segments:
             store = segment.state.stores[self._plan.id]
-            latent = self._latents(segment, values, gates)
+            latent = self._latents(segment, values, gates, u_TD.dtype)
             self._store(store, self._compressor, latent)
 
-    def _latents(self, segment: Segment, values: Tensor, gates: Tensor | None) -> Tensor:
+    def _latents(self, segment: Segment, values: Tensor, gates: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return the un-normalised latents [C, H] bfloat16 of the groups that the segment completes."""
         values = values[segment.rows]
         if gates is None:
@@ -119,7 +119,9 @@ class LayerAttention:
         history.store(segment.first, values, gates)
         pairs = joined_values.shape[0] // 2
         return pool_pairs(
-            joined_values[: 2 * pairs].unflatten(0, (pairs, 2)), joined_gates[: 2 * pairs].unflatten(0, (pairs, 2))
+            joined_values[: 2 * pairs].unflatten(0, (pairs, 2)),
+            joined_gates[: 2 * pairs].unflatten(0, (pairs, 2)),
+            dtype,
         )
 
     def _store(self, store: GlobalStore, weights: CompressorWeights, latent: Tensor) -> None:

@@ -49,7 +49,7 @@ def experts_of(u_TD: Tensor, weights: MoeWeights, is_image: Tensor | None, *, co
     u8 = fake_q8(u_TD)
     routed = routed_experts(u8, routes, weights.experts, config.swiglu_limit)
     shared = shared_expert(u8, weights.shared_gate_up, weights.shared_down, config.swiglu_limit)
-    return (routed + shared.float()).to(torch.bfloat16)
+    return (routed + shared.float()).to(u_TD.dtype)
 
 
 def finish_layer(

@@ -67,7 +67,7 @@ def load_model(
         engram=options.engram,
         progress=progress,
     )
-    parameters = build_parameters(weights, config, options.device)
+    parameters = build_parameters(weights, config, options.device, options.numerics.dtype)
     model = DeepseekV41(config, parameters, addressing, device=options.device, numerics=options.numerics)
     return Loaded(model, tokenizer)
 

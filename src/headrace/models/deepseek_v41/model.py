@@ -30,14 +30,20 @@ from headrace.models.deepseek_v41.selection import Published
 
 @dataclass(frozen=True)
 class Numerics:
-    """Named numerics of a model. `is_fp32_index`: float32 index scores instead of the vendor's bfloat16 rounding."""
+    """Named numerics of a model.
+
+    `is_fp32_index`: float32 index scores instead of the vendor's bfloat16 rounding.
+    `dtype` is that of activations and dense weights: bfloat16 as trained, or float32 for study (the quantisers stay).
+    """
 
     is_fp32_index: bool = False
+    dtype: torch.dtype = torch.bfloat16
 
     @property
     def name(self) -> str:
         """Identity of the numerics; answers are the same bits only for the same name."""
-        return f"torch-{'fp32' if self.is_fp32_index else 'bf16'}idx-1"
+        activations = "" if self.dtype == torch.bfloat16 else f"-{str(self.dtype).removeprefix('torch.')}"
+        return f"torch-{'fp32' if self.is_fp32_index else 'bf16'}idx{activations}-1"
 
 
 @dataclass
@@ -192,7 +198,9 @@ class DeepseekV41:
         joined = np.concatenate(row_ids)
         tables = [layer for layer in self.parameters.layers if layer.ngram is not None]
         ngrams = {
-            layer.plan.id: layer.ngram.table.lookup(joined[:, place]).to(self.device).flatten(1)
+            layer.plan.id: layer.ngram.table.lookup(joined[:, place])
+            .to(self.device, self.parameters.embed.dtype)
+            .flatten(1)
             for place, layer in enumerate(tables)
             if layer.ngram is not None
         }
@@ -227,7 +235,7 @@ class DeepseekV41:
         if probe is not None:
             run.x_TMD, run.pre_TM = probe.layer_input(layer_id, rows, run.x_TMD, run.pre_TM)
         if layer_id in self._taps:
-            run.taps.append(run.x_TMD.float().mean(1).to(torch.bfloat16))
+            run.taps.append(run.x_TMD.float().mean(1).to(run.x_TMD.dtype))
         attn_mix = half_mixes(run.x_TMD, layer.attn_mix, config)
         u_TD = half_input(run.x_TMD, run.pre_TM, layer.attn_norm, config)
         attention = self._attention[layer_id]

@@ -133,10 +133,11 @@ class Parameters:
 class _Source:
     """Hands out each loaded tensor once, moved to the device."""
 
-    def __init__(self, weights: Weights, config: Config, device: torch.device) -> None:
+    def __init__(self, weights: Weights, config: Config, device: torch.device, dtype: torch.dtype) -> None:
         self._tensors = weights.tensors
         self.tables = weights.tables
         self._device = device
+        self._dtype = dtype
         self._block = config.block
 
     def has(self, name: str) -> bool:
@@ -148,6 +149,9 @@ class _Source:
     def bytes(self, name: str) -> Tensor:
         return self.take(name).contiguous().view(torch.uint8)
 
+    def dense(self, name: str) -> Tensor:
+        return self.take(name).to(self._dtype)
+
     def fp32(self, name: str) -> Tensor:
         return self.take(name).float()
 
@@ -155,7 +159,8 @@ class _Source:
         return pad_columns(self.take(name))
 
     def fp8(self, name: str) -> Tensor:
-        return decode_fp8_weight(self.bytes(f"{name}.weight"), self.bytes(f"{name}.scale"), self._block)
+        weight = decode_fp8_weight(self.bytes(f"{name}.weight"), self.bytes(f"{name}.scale"), self._block)
+        return weight.to(self._dtype)
 
     def fp4(self, name: str) -> PackedMatrix:
         return PackedMatrix(self.bytes(f"{name}.weight"), self.bytes(f"{name}.scale"))
@@ -164,22 +169,24 @@ class _Source:
         return [name for name in self._tensors if name.startswith(prefixes)]
 
 
-def build_parameters(weights: Weights, config: Config, device: torch.device) -> Parameters:
+def build_parameters(
+    weights: Weights, config: Config, device: torch.device, dtype: torch.dtype = torch.bfloat16
+) -> Parameters:
     """Convert loaded tensors to `Parameters`, emptying `weights.tensors`.
 
     Raises:
         InternalError: a loaded tensor was not used.
     """
-    source = _Source(weights, config, device)
+    source = _Source(weights, config, device, dtype)
     plans = build_plan(config)
     layers = tuple(_layer(source, f"layers.{plan.id}", plan, config) for plan in plans if not plan.is_draft)
     draft = _draft(source, config, plans) if source.has("mtp.0.main_norm.weight") else None
     vision = {
-        name: source.take(name)
+        name: source.dense(name)
         for name in source.names(("vision.", "aligner.", "image_start", "image_end", "image_newline"))
     }
     parameters = Parameters(
-        embed=source.take("embed.weight"),
+        embed=source.dense("embed.weight"),
         head=source.fp32_matrix("head.weight"),
         norm=source.fp32("norm.weight"),
         layers=layers,
@@ -228,10 +235,10 @@ def _compressor(source: _Source, prefix: str, plan: LayerPlan) -> CompressorWeig
     is_pair = plan.ratio == 2
     kv = f"{prefix}.compressor.wkv.weight"
     return CompressorWeights(
-        kv=source.fp32_matrix(kv) if is_pair else source.take(kv),
+        kv=source.fp32_matrix(kv) if is_pair else source.dense(kv),
         gate=source.fp32_matrix(f"{prefix}.compressor.wgate.weight") if is_pair else None,
         norm=source.fp32(f"{prefix}.compressor.norm.weight"),
-        index_key=source.take(f"{prefix}.indexer.wk.weight"),
+        index_key=source.dense(f"{prefix}.indexer.wk.weight"),
         index_key_norm=source.fp32(f"{prefix}.indexer.k_norm.weight"),
     )
 
@@ -239,7 +246,7 @@ def _compressor(source: _Source, prefix: str, plan: LayerPlan) -> CompressorWeig
 def _indexer(source: _Source, prefix: str) -> IndexerWeights | None:
     if not source.has(f"{prefix}.wq_b.weight"):
         return None
-    return IndexerWeights(source.fp8(f"{prefix}.wq_b"), source.take(f"{prefix}.weights_proj.weight"))
+    return IndexerWeights(source.fp8(f"{prefix}.wq_b"), source.dense(f"{prefix}.weights_proj.weight"))
 
 
 def _moe(source: _Source, prefix: str, plan: LayerPlan, config: Config) -> MoeWeights:
@@ -279,7 +286,7 @@ def _draft(source: _Source, config: Config, plans: tuple[LayerPlan, ...]) -> Dra
         main_proj=source.fp8("mtp.0.main_proj"),
         main_norm=source.fp32("mtp.0.main_norm.weight"),
         norm=source.fp32(f"{last}.norm.weight"),
-        markov_embed=source.take(f"{last}.markov_head.embed.weight"),
+        markov_embed=source.dense(f"{last}.markov_head.embed.weight"),
         markov_head=source.fp32_matrix(f"{last}.markov_head.head.weight"),
         confidence=source.fp32_matrix(f"{last}.confidence_head.proj.weight"),
     )

@@ -40,7 +40,7 @@ class VisionTower:
         height, width = grid
         if patches.shape[0] != height * width:
             raise UserError(f"{patches.shape[0]} patches do not fill a grid of {height} x {width}", param="images")
-        x = self._linear(patches.flatten(1).to(torch.bfloat16), "vision.patch_embed.proj")
+        x = self._linear(patches.flatten(1).to(self._weights["vision.norm.weight"].dtype), "vision.patch_embed.proj")
         cos, sin = self._rotation(height, width, x.device)
         for block in range(self._config.num_layers):
             prefix = f"vision.blocks.{block}"
@@ -77,7 +77,7 @@ class VisionTower:
     def _norm(self, x: Tensor, name: str) -> Tensor:
         wide = x.float()
         factor = torch.rsqrt(wide.square().mean(-1, keepdim=True) + _EPS)
-        return (wide * factor * self._weights[f"{name}.weight"].float()).to(torch.bfloat16)
+        return (wide * factor * self._weights[f"{name}.weight"].float()).to(x.dtype)
 
     def _rotation(self, height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return cos and sin [h * w, 1, head_dim / 2]: the first half turns by row, the second by column."""
@@ -109,4 +109,4 @@ class VisionTower:
 
 def _rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.float().chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(torch.bfloat16)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
