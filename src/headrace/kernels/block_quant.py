@@ -136,7 +136,8 @@ def _look_up_16(table: Tensor, packed: Tensor) -> Tensor:
     """Replace every two bytes of contiguous `packed` by their entry of `table`, as bfloat16 along the last axis."""
     index = packed.view(torch.int16).to(torch.int32).add_(32768)
     values = torch.index_select(table, 0, index.view(-1)).view(torch.bfloat16)
-    return values.view(*packed.shape[:-1], -1)
+    width = packed.shape[-1] // 2 * (table.element_size() // 2)
+    return values.view(*packed.shape[:-1], width)  # spelled out: there may be no rows
 
 
 def e2m1_values(packed: Tensor) -> Tensor:
