@@ -10,12 +10,12 @@ from torch import Tensor
 
 def sigmoid(x: Tensor) -> Tensor:
     """Return 1 / (1 + exp(-x)), float32."""
-    return torch.exp(-x.contiguous()).add_(1.0).reciprocal_()
+    return 1.0 / (1.0 + torch.exp(-x.contiguous()))
 
 
 def silu(x: Tensor) -> Tensor:
     """Return x / (1 + exp(-x)), float32."""
-    return x / torch.exp(-x.contiguous()).add_(1.0)
+    return x / (1.0 + torch.exp(-x.contiguous()))
 
 
 def softplus(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from headrace.kernels.activation import silu
 from headrace.kernels.block_quant import decode_fp4_weight, fake_q8
+from headrace.kernels.precision import widen
 from headrace.kernels.product import linear
 from headrace.kernels.route_topk import Routes
 
@@ -33,7 +34,7 @@ class Expert:
 
 def clamped_swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:
     """Return silu(min(gate, limit)) * clamp(up, -limit, limit) in float32; a limit of 0 clamps nothing."""
-    gate, up = gate.float(), up.float()
+    gate, up = widen(gate), widen(up)
     if limit > 0:
         gate, up = gate.clamp_max(limit), up.clamp(-limit, limit)
     return silu(gate) * up
@@ -75,7 +76,7 @@ def routed_experts(x_TD: Tensor, routes: Routes, experts: Sequence[Expert], limi
         gate_up = _each(rows, [(expert.gate, expert.up) for expert in used])
     gate, up = gate_up.chunk(2, 1)
     hidden = clamped_swiglu(gate, up, limit)
-    hidden = hidden.mul_(routes.weights_TK.reshape(-1)[order].unsqueeze(-1))
+    hidden = hidden * routes.weights_TK.reshape(-1)[order].unsqueeze(-1)
     out_PD = _each(fake_q8(hidden.to(x_TD.dtype)).split(sizes), [(expert.down,) for expert in used])
     return _sum_per_token(out_PD, order, num_rows, per_token)
 
@@ -111,7 +112,7 @@ def _sum_per_token(out_PD: Tensor, order: Tensor, num_rows: int, per_token: int)
     place = torch.empty_like(order)
     place[order] = torch.arange(order.shape[0], device=order.device)
     place = place.view(num_rows, per_token)
-    total = out_PD[place[:, 0]].float()
+    total = widen(out_PD[place[:, 0]])
     for slot in range(1, per_token):
         total += out_PD[place[:, slot]]
     return total

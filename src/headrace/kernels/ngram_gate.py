@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.activation import sigmoid
+from headrace.kernels.precision import widen
 
 
 def inject(x_TMD: Tensor, kv: Tensor, q_weight_MD: Tensor, k_weight_MD: Tensor, dead_T: Tensor, eps: float) -> Tensor:
@@ -26,9 +27,10 @@ def inject(x_TMD: Tensor, kv: Tensor, q_weight_MD: Tensor, k_weight_MD: Tensor, 
     Source: spec section 3.9.3.
     """
     num_rows, num_streams, width = x_TMD.shape
-    split = kv.view(num_rows, num_streams + 1, width).float()
+    split = kv.view(num_rows, num_streams + 1, width)
+    split = widen(split)
     key, value = split[:, :num_streams], split[:, num_streams:]
-    x = x_TMD.float()
+    x = widen(x_TMD)
     norm_x = torch.rsqrt(x.square().mean(-1) + eps)
     norm_key = torch.rsqrt(key.square().mean(-1) + eps)
     dot = (x * q_weight_MD * k_weight_MD * key).sum(-1) * norm_x * norm_key * (1.0 / math.sqrt(width))

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from headrace.kernels.precision import widen
+
 ROW_TILE = 8
 COLUMN_TILE = 16
 
@@ -47,7 +49,7 @@ def linear(x_TK: Tensor, weight_NK: Tensor) -> Tensor:
 def pad_columns(weight_NK: Tensor) -> Tensor:
     """Return float32 weights with zero output columns appended up to a multiple of `COLUMN_TILE`, for `linear_fp32`."""
     missing = -weight_NK.shape[0] % COLUMN_TILE
-    weight = weight_NK.float()
+    weight = widen(weight_NK)
     return torch.cat([weight, weight.new_zeros((missing, weight.shape[1]))]) if missing else weight
 
 
@@ -62,7 +64,7 @@ def linear_fp32(x_TK: Tensor, weight_NK: Tensor, columns: int) -> Tensor:
     Returns:
         [T, columns] float32, contiguous rows if nothing was padded.
     """
-    return linear(x_TK.float(), weight_NK)[:, :columns]
+    return linear(widen(x_TK), weight_NK)[:, :columns]
 
 
 def grouped_linear(x_TGK: Tensor, weight_GNK: Tensor) -> Tensor:

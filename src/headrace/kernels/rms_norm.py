@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from headrace.kernels.precision import widen
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalise the last dimension and scale it.
@@ -18,6 +20,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Numerics: float32 throughout, one rounding to bfloat16.
     Source: spec section 0.5.
     """
-    wide = x.float()
+    wide = widen(x)
     factor = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * factor).mul_(weight).to(x.dtype)
+    return (wide * factor * weight).to(x.dtype)

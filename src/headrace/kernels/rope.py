@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from headrace.kernels.precision import widen
+
 
 def plain_frequencies(rope_dim: int, theta: float) -> Tensor:
     """Return theta ** (-2 i / rope_dim) for i = 0 .. rope_dim / 2 - 1, float32."""
@@ -57,7 +59,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Ten
     if inverse:
         sin = -sin
     out = x.clone()
-    pairs = x[..., -width:].float().unflatten(-1, (-1, 2))
+    pairs = widen(x[..., -width:]).unflatten(-1, (-1, 2))
     even, odd = pairs[..., 0], pairs[..., 1]
     out[..., -width:] = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2).to(x.dtype)
     return out

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headrace.kernels.precision import wide_dtype, widen
 from headrace.kernels.product import ROW_TILE
 
 QUERY_TILE = 64
@@ -48,7 +49,9 @@ def _tiles(first: int, last: int) -> tuple[int, int]:
 def _window_tiles(keys: WindowKeys, low_tile: int, high_tile: int, window: int) -> Tensor:
     """Return [tiles, H, window + QUERY_TILE] float32: tile t covers positions t * QUERY_TILE - window onwards."""
     start = low_tile * QUERY_TILE - window
-    buffer = keys.rows_SH.new_zeros((high_tile * QUERY_TILE - start, keys.rows_SH.shape[1]), dtype=torch.float32)
+    buffer = keys.rows_SH.new_zeros(
+        (high_tile * QUERY_TILE - start, keys.rows_SH.shape[1]), dtype=wide_dtype(keys.rows_SH.dtype)
+    )
     offset = keys.first - start
     skip = max(0, -offset)
     buffer[offset + skip : offset + keys.rows_SH.shape[0]] = keys.rows_SH[skip:]
@@ -70,11 +73,11 @@ def _tile_queries(q_THI: Tensor, first: int) -> tuple[Tensor, int, int]:
     if high - low == 1:
         rows = num_rows * num_heads
         padded = -(-rows // ROW_TILE) * ROW_TILE
-        tiled = q_THI.new_zeros((1, padded, width), dtype=torch.float32)
+        tiled = q_THI.new_zeros((1, padded, width), dtype=wide_dtype(q_THI.dtype))
         tiled[0, :rows] = q_THI.reshape(rows, width)
         return tiled, num_rows, 0
     offset = first - low * QUERY_TILE
-    tiled = q_THI.new_zeros(((high - low) * QUERY_TILE, num_heads, width), dtype=torch.float32)
+    tiled = q_THI.new_zeros(((high - low) * QUERY_TILE, num_heads, width), dtype=wide_dtype(q_THI.dtype))
     tiled[offset : offset + num_rows] = q_THI
     return tiled.view(high - low, QUERY_TILE * num_heads, width), num_rows, offset
 
@@ -117,18 +120,17 @@ def attend(
     positions = torch.arange(first, first + num_rows, device=q_TQH.device)
     scores = scores.masked_fill_(_window_mask(positions, window, keys.floor).unsqueeze(1), float("-inf"))
     if selected is None:
-        peak = scores.amax(-1, keepdim=True)
+        peak = scores.detach().amax(-1, keepdim=True)
         weights, total = _weights(scores, peak, q_TQH.dtype)
-        total += torch.exp((sink_Q.unsqueeze(-1) - peak).contiguous())
-        value = _window_values(weights, tiles, offset)
-        return value.div_(total).to(q_TQH.dtype)
+        total = total + torch.exp((sink_Q.unsqueeze(-1) - peak).contiguous())
+        return (_window_values(weights, tiles, offset) / total).to(q_TQH.dtype)
     return _attend_selected(q_TQH, scores, tiles, offset, selected, sink_Q, scale)
 
 
 def _weights(scores: Tensor, peak: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return weights rounded to `dtype` (as float32) and the unrounded sum over the last dimension."""
     raw = torch.exp((scores - peak).contiguous())
-    return raw.to(dtype).float(), raw.sum(-1, keepdim=True)
+    return widen(raw.to(dtype)), raw.sum(-1, keepdim=True)
 
 
 def _window_values(weights_TQS: Tensor, tiles: Tensor, offset: int) -> Tensor:
@@ -147,25 +149,25 @@ def _window_values(weights_TQS: Tensor, tiles: Tensor, offset: int) -> Tensor:
 def _attend_selected(
     q_TQH: Tensor, scores: Tensor, tiles: Tensor, offset: int, selected: SelectedEntries, sink_Q: Tensor, scale: float
 ) -> Tensor:
-    num_rows, num_heads, width = q_TQH.shape
+    num_rows, _, width = q_TQH.shape
     num_slots = selected.picked_TK.shape[1]
     step = max(1, _GATHER_BYTES // (num_slots * width * 4))
-    outputs = scores.new_empty((num_rows, num_heads, width))
-    window_weights = torch.empty_like(scores)
-    totals = scores.new_empty((num_rows, num_heads, 1))
+    values, window_weights, totals = [], [], []
     for low in range(0, num_rows, step):
         rows = slice(low, min(low + step, num_rows))
         picked = selected.picked_TK[rows]
-        entries = selected.gather(picked).float()
-        entry_scores = torch.bmm(q_TQH[rows].float(), entries.transpose(1, 2)).mul_(scale)
+        entries = widen(selected.gather(picked))
+        entry_scores = torch.bmm(widen(q_TQH[rows]), entries.transpose(1, 2)).mul_(scale)
         entry_scores = entry_scores.masked_fill_((picked < 0).unsqueeze(1), float("-inf"))
-        peak = torch.maximum(scores[rows].amax(-1, keepdim=True), entry_scores.amax(-1, keepdim=True))
-        window_weights[rows], total = _weights(scores[rows], peak, q_TQH.dtype)
+        peaks = scores[rows].detach().amax(-1, keepdim=True), entry_scores.detach().amax(-1, keepdim=True)
+        peak = torch.maximum(*peaks)
+        weights, total = _weights(scores[rows], peak, q_TQH.dtype)
         entry_weights, entry_total = _weights(entry_scores, peak, q_TQH.dtype)
-        totals[rows] = total + entry_total + torch.exp((sink_Q.unsqueeze(-1) - peak).contiguous())
-        outputs[rows] = torch.bmm(entry_weights, entries)
-    outputs += _window_values(window_weights, tiles, offset)
-    return outputs.div_(totals).to(q_TQH.dtype)
+        totals.append(total + entry_total + torch.exp((sink_Q.unsqueeze(-1) - peak).contiguous()))
+        window_weights.append(weights)
+        values.append(torch.bmm(entry_weights, entries))
+    value = torch.cat(values) + _window_values(torch.cat(window_weights), tiles, offset)
+    return (value / torch.cat(totals)).to(q_TQH.dtype)
 
 
 def attend_block(q_XQH: Tensor, entries_SH: Tensor, sink_Q: Tensor, *, scale: float) -> Tensor:
@@ -185,12 +187,12 @@ def attend_block(q_XQH: Tensor, entries_SH: Tensor, sink_Q: Tensor, *, scale: fl
     """
     num_rows, num_heads, width = q_XQH.shape
     rows = num_rows * num_heads
-    padded = q_XQH.new_zeros((-(-rows // ROW_TILE) * ROW_TILE, width), dtype=torch.float32)
+    padded = q_XQH.new_zeros((-(-rows // ROW_TILE) * ROW_TILE, width), dtype=wide_dtype(q_XQH.dtype))
     padded[:rows] = q_XQH.reshape(rows, width)
-    entries = entries_SH.float()
+    entries = widen(entries_SH)
     scores = torch.mm(padded, entries.t()).mul_(scale)
     sink = sink_Q.repeat(num_rows).unsqueeze(-1)
-    peak = scores.amax(-1, keepdim=True)
+    peak = scores.detach().amax(-1, keepdim=True)
     weights, total = _weights(scores, peak, q_XQH.dtype)
     value = torch.mm(weights, entries)[:rows] / (total[:rows] + torch.exp((sink - peak[:rows]).contiguous()))
     return value.view(num_rows, num_heads, width).to(q_XQH.dtype)

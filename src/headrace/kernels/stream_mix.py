@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.activation import sigmoid
+from headrace.kernels.precision import widen
 from headrace.kernels.product import linear_fp32
 
 
@@ -34,13 +35,26 @@ def sinkhorn(logits_TMM: Tensor, iterations: int, eps: float) -> Tensor:
     """
     a = logits_TMM.permute(1, 2, 0).contiguous()  # [source, destination, T]: every step is elementwise over tokens
     a = torch.exp(a - a.amax(1, keepdim=True))
-    small = torch.tensor(eps, dtype=torch.float32, device=a.device)  # a tensor once, not a number in every addition
-    a = a / a.sum(1, keepdim=True) + small
-    a = a.div_(a.sum(0, keepdim=True).add_(small))
+    small = torch.tensor(eps, dtype=a.dtype, device=a.device)  # a tensor once, not a number in every addition
+    a = a / _total(a, 1) + small
+    a = a / (_total(a, 0) + small)
     for _ in range(iterations - 1):
-        a = a.div_(a.sum(1, keepdim=True).add_(small))
-        a = a.div_(a.sum(0, keepdim=True).add_(small))
+        a = a / (_total(a, 1) + small)
+        a = a / (_total(a, 0) + small)
     return a.permute(2, 0, 1).contiguous()
+
+
+def _total(a: Tensor, dim: int) -> Tensor:
+    """Sum a short dimension, keeping it, in an order that does not depend on the other dimensions.
+
+    Up to four terms the library adds one after the other; with more it uses other partial sums for the last columns.
+    """
+    if a.shape[dim] <= 4:
+        return a.sum(dim, keepdim=True)
+    total = a.narrow(dim, 0, 1)
+    for index in range(1, a.shape[dim]):
+        total = total + a.narrow(dim, index, 1)
+    return total
 
 
 def mixes(
@@ -61,7 +75,7 @@ def mixes(
     Source: spec section 3.2.
     """
     num_rows, num_streams, _ = x_TMD.shape
-    x = x_TMD.float()
+    x = widen(x_TMD)
     mean_square = x.square().mean(-1).mean(-1, keepdim=True)
     m = num_streams
     c = linear_fp32(x.view(num_rows, -1), fn, base.shape[0]) * torch.rsqrt(mean_square + norm_eps)
@@ -73,9 +87,9 @@ def mixes(
 
 def collapse(x_TMD: Tensor, pre_TM: Tensor) -> Tensor:
     """Return sum over streams of pre * x as bfloat16 [T, D]; float32 products and sums in stream order."""
-    out = x_TMD[:, 0].float() * pre_TM[:, 0:1]
+    out = widen(x_TMD[:, 0]) * pre_TM[:, 0:1]
     for stream in range(1, x_TMD.shape[1]):
-        out += x_TMD[:, stream].float() * pre_TM[:, stream : stream + 1]
+        out += widen(x_TMD[:, stream]) * pre_TM[:, stream : stream + 1]
     return out.to(x_TMD.dtype)
 
 
@@ -85,5 +99,5 @@ def expand(out_TD: Tensor, x_TMD: Tensor, mix: Mixes) -> Tensor:
     Numerics: float32; the sum runs over the first index of comb.
     Source: spec section 3.2, Expand.
     """
-    mixed = torch.bmm(mix.comb_TMM.transpose(1, 2), x_TMD.float())
-    return mixed.add_(out_TD.float().unsqueeze(1) * mix.post_TM.unsqueeze(-1)).to(x_TMD.dtype)
+    mixed = torch.bmm(mix.comb_TMM.transpose(1, 2), widen(x_TMD))
+    return mixed.add_(widen(out_TD).unsqueeze(1) * mix.post_TM.unsqueeze(-1)).to(x_TMD.dtype)
