@@ -1,0 +1,1 @@
+"""Trains models of the family: update rules, schedules, balance of the experts, stability."""
