@@ -42,7 +42,7 @@ def group_tokens(segments: Sequence[Span], ratio: int) -> Groups:
         segments: spans that cover the row without gaps, in order.
         ratio: tokens per entry, at least 1.
 
-    Source: specification 3.6, entries and visibility.
+    Source: specification 3.4, entries and visibility.
     """
     starts, lengths = _checked(segments)
     counts = lengths // ratio
@@ -73,10 +73,7 @@ def ngram_histories(addressing: Addressing, token_ids: Ids, segments: Sequence[S
     """Return [T, N] the look-back ids of every token, each document read as a sequence of its own."""
     compressed = addressing.compress(token_ids)
     return np.concatenate(
-        [
-            addressing.history(compressed[span.start : span.start + span.length], addressing.fresh())
-            for span in segments
-        ]
+        [addressing.history(compressed[span.start : span.start + span.length], addressing.fresh()) for span in segments]
     )
 
 
