@@ -120,5 +120,5 @@ def state_bits(model: DeepseekV41, span: Span) -> dict[str, Tensor]:
     for layer_id, ring in enumerate(state.rings):
         low = max(ring.oldest, state.floor(layer_id), ring.end - model.config.window)
         parts[f"ring {layer_id}"] = ring.read(low, ring.end)
-    parts["look-back"] = torch.from_numpy(state.previous_ids.copy())
+    parts["look-back"] = torch.tensor(state.previous_ids)
     return parts
