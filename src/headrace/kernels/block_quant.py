@@ -10,7 +10,9 @@ Three quantisers of the model (vendor numerics), all on bfloat16 input in groups
 `fake_*` do both at once in arithmetic. FP4 packs two codes per byte, the even element in the low nibble.
 """
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,9 +26,40 @@ _EXPONENT_MASK = 0x7F800000
 _E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
+Quantiser = Callable[[Tensor], Tensor]
+"""Rounds activations to a number format and returns them in their own dtype."""
+
+
+class _StraightThrough(torch.autograd.Function):
+    """The value of one tensor with the gradient of another."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor, rounded: Tensor) -> Tensor:
+        return rounded.view_as(x)
+
+    @staticmethod
+    def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def straight_through(x: Tensor, rounded: Tensor) -> Tensor:
+    """Return `rounded`, whose gradient goes to `x` unchanged, saturation included (training.md section 6.2)."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _StraightThrough.apply(x, rounded)
+    return rounded
+
+
+def unrounded(x: Tensor) -> Tensor:
+    """Return `x`: the quantiser that is switched off."""
+    return x
+
+
 def ceil_exponent(t: Tensor) -> Tensor:
-    """Return the biased exponent (int32) of the smallest power of two that is >= `t`; `t` float32, normal, positive."""
-    return (t.view(torch.int32) + 0x7FFFFF) >> 23
+    """Return the biased exponent (int32) of the smallest power of two that is >= `t`.
+
+    `t` is float32, normal and positive; for infinity and NaN the answer is 255, the scale byte that is no number.
+    """
+    return (t.view(torch.int32).bitwise_and(0x7FFFFFFF).clamp_max_(_EXPONENT_MASK) + 0x7FFFFF) >> 23
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
@@ -56,14 +89,16 @@ def _q8_exponent(groups: Tensor) -> Tensor:
 
 
 def fake_q8(x: Tensor) -> Tensor:
-    """Round bfloat16 `x` [..., K] (K a multiple of 32) to Q8 and return it as bfloat16.
+    """Round `x` [..., K] (K a multiple of 32) to Q8 and return it in its own dtype.
+
+    The gradient passes straight through.
 
     Numerics: scale 2**ceil(log2(max(amax, 1e-4) / 448)), codes round half to even, exact products.
     Source: spec section 0.3, Q8.
     """
-    groups = _groups(x, Q8_GROUP)
+    groups = _groups(x.detach(), Q8_GROUP)
     scale = power_of_two(_q8_exponent(groups))
-    return _round_to_grid(groups, scale * 2.0**-6, 3).to(x.dtype).view(x.shape)
+    return straight_through(x, _round_to_grid(groups, scale * 2.0**-6, 3).to(x.dtype).view(x.shape))
 
 
 def encode_q8(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,7 +115,7 @@ def _fp4_codes(scaled: Tensor) -> Tensor:
     rounded = _round_to_grid(scaled.clamp(-E2M1_MAX, E2M1_MAX), 1.0, 1)
     doubled = rounded.abs().mul_(2.0).to(torch.uint8)  # 0 1 2 3 4 6 8 12
     codes = _doubled_to_code(scaled.device)[doubled.int()] | (torch.signbit(scaled).to(torch.uint8) << 3)
-    codes = codes.view(*scaled.shape[:-2], -1)
+    codes = codes.flatten(-2)
     return codes[..., 0::2] | (codes[..., 1::2] << 4)
 
 
@@ -132,24 +167,23 @@ def _e4m3_pairs(device: torch.device) -> Tensor:
     return pairs.contiguous().view(torch.int32).view(-1).to(device)
 
 
-def _look_up_16(table: Tensor, packed: Tensor) -> Tensor:
-    """Replace every two bytes of contiguous `packed` by their entry of `table`, as bfloat16 along the last axis."""
+def _look_up_16(table: Tensor, packed: Tensor, per_byte: int) -> Tensor:
+    """Replace every two bytes of contiguous `packed` by their entry of `table`: `per_byte` bfloat16 values a byte."""
     index = packed.view(torch.int16).to(torch.int32).add_(32768)
     values = torch.index_select(table, 0, index.view(-1)).view(torch.bfloat16)
-    width = packed.shape[-1] // 2 * (table.element_size() // 2)
-    return values.view(*packed.shape[:-1], width)  # spelled out: there may be no rows
+    return values.view(*packed.shape[:-1], packed.shape[-1] * per_byte)  # spelled out: there may be no rows
 
 
 def e2m1_values(packed: Tensor) -> Tensor:
     """Return the bfloat16 values of packed FP4 codes: uint8 [..., K / 2] to [..., K]; K a multiple of 4."""
-    return _look_up_16(_e2m1_quads(packed.device), packed)
+    return _look_up_16(_e2m1_quads(packed.device), packed, 2)
 
 
 def e4m3_values(codes: Tensor) -> Tensor:
     """Return the bfloat16 values of E4M3 codes: uint8 [..., K] to [..., K]; exact."""
     if codes.shape[-1] % 2:
         return codes.view(torch.float8_e4m3fn).to(torch.bfloat16)
-    return _look_up_16(_e4m3_pairs(codes.device), codes)
+    return _look_up_16(_e4m3_pairs(codes.device), codes, 1)
 
 
 def e8m0_values(scales: Tensor) -> Tensor:

@@ -1,13 +1,14 @@
 """Mixture of experts: clamped SwiGLU, routed experts in packed FP4, a shared expert in bfloat16."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from headrace.kernels.activation import silu
-from headrace.kernels.block_quant import decode_fp4_weight, fake_q8
+from headrace.kernels.block_quant import Quantiser, decode_fp4_weight, fake_q8
 from headrace.kernels.precision import widen
 from headrace.kernels.product import linear
 from headrace.kernels.route_topk import Routes
@@ -40,21 +41,76 @@ def clamped_swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:
     return silu(gate) * up
 
 
-def shared_expert(x_TD: Tensor, gate_up: Tensor, down_DF: Tensor, limit: float) -> Tensor:
-    """Run the shared expert on Q8-rounded input; `gate_up` [2 F, D] and `down` bfloat16. Returns [T, D] bfloat16."""
+def shared_expert(
+    x_TD: Tensor, gate_up: Tensor, down_DF: Tensor, limit: float, quantise: Quantiser = fake_q8
+) -> Tensor:
+    """Run the shared expert on Q8-rounded input; `gate_up` [2 F, D] and `down` as `x`. Returns [T, D] as `x`."""
     gate, up = linear(x_TD, gate_up).chunk(2, 1)
     hidden = clamped_swiglu(gate, up, limit)
-    return linear(fake_q8(hidden.to(x_TD.dtype)), down_DF)
+    return linear(quantise(hidden.to(x_TD.dtype)), down_DF)
 
 
-def routed_experts(x_TD: Tensor, routes: Routes, experts: Sequence[Expert], limit: float) -> Tensor:
+class ExpertSet(Protocol):
+    """All routed experts of a layer; `elements` is the size of one expert's largest product matrix."""
+
+    count: int
+    elements: int
+
+    def gate_up(self, experts: Sequence[int]) -> Tensor:
+        """Return the gate and up matrices of some experts, [n * 2 F, D], gate then up of each."""
+        ...
+
+    def down(self, experts: Sequence[int]) -> Tensor:
+        """Return the down matrices of some experts, [n * D, F]."""
+        ...
+
+
+class PackedExperts:
+    """Experts in their stored bits, decoded when used."""
+
+    def __init__(self, experts: Sequence[Expert]) -> None:
+        self._experts = tuple(experts)
+        self.count = len(self._experts)
+        self.elements = 4 * self._experts[0].gate.packed.numel()
+
+    def gate_up(self, experts: Sequence[int]) -> Tensor:
+        """Decode gate and up matrices, bfloat16."""
+        return _decode_all([part for e in experts for part in (self._experts[e].gate, self._experts[e].up)])
+
+    def down(self, experts: Sequence[int]) -> Tensor:
+        """Decode down matrices, bfloat16."""
+        return _decode_all([self._experts[e].down for e in experts])
+
+
+class DenseExperts:
+    """Experts as two dense tensors (training): `gate_up` [E, 2 F, D] and `down` [E, D, F]."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+        self._gate_up = gate_up
+        self._down = down
+        self.count = gate_up.shape[0]
+        self.elements = gate_up[0].numel()
+
+    def gate_up(self, experts: Sequence[int]) -> Tensor:
+        """Select gate and up matrices."""
+        return self._gate_up[list(experts)].flatten(0, 1)
+
+    def down(self, experts: Sequence[int]) -> Tensor:
+        """Select down matrices."""
+        return self._down[list(experts)].flatten(0, 1)
+
+
+def routed_experts(
+    x_TD: Tensor, routes: Routes, experts: ExpertSet, limit: float, quantise: Quantiser = fake_q8
+) -> Tensor:
     """Run every selected expert once over its tokens and sum per token.
 
     Args:
         x_TD: [T, D] bfloat16, already rounded to Q8 values.
         routes: selected experts, ascending per token, and their weights.
-        experts: all experts of the layer, weights as stored.
+        experts: all experts of the layer.
         limit: clamp of the SwiGLU.
+        quantise: rounds the input of the down product.
 
     Returns:
         [T, D] float32.
@@ -66,46 +122,39 @@ def routed_experts(x_TD: Tensor, routes: Routes, experts: Sequence[Expert], limi
     num_rows, per_token = routes.experts_TK.shape
     flat = routes.experts_TK.reshape(-1)
     order = torch.sort(flat, stable=True).indices
-    counts = torch.bincount(flat, minlength=len(experts)).tolist()
-    used = [expert for expert, count in zip(experts, counts, strict=True) if count]
+    counts = torch.bincount(flat, minlength=experts.count).tolist()
+    used = [expert for expert, count in enumerate(counts) if count]
     sizes = [count for count in counts if count]
     if num_rows == 1:
-        gate_up = _one_row(x_TD, used)
+        # a column of a product does not depend on the columns beside it, so the bits are those of `_each`
+        gate_up = linear(x_TD, experts.gate_up(used).to(x_TD.dtype)).view(len(used), -1)
     else:
         rows = x_TD[torch.div(order, per_token, rounding_mode="floor")].split(sizes)
-        gate_up = _each(rows, [(expert.gate, expert.up) for expert in used])
+        gate_up = _each(rows, used, experts.gate_up, experts.elements)
     gate, up = gate_up.chunk(2, 1)
     hidden = clamped_swiglu(gate, up, limit)
     hidden = hidden * routes.weights_TK.reshape(-1)[order].unsqueeze(-1)
-    out_PD = _each(fake_q8(hidden.to(x_TD.dtype)).split(sizes), [(expert.down,) for expert in used])
-    return _sum_per_token(out_PD, order, num_rows, per_token)
+    parts = quantise(hidden.to(x_TD.dtype)).split(sizes)
+    return _sum_per_token(_each(parts, used, experts.down, experts.elements), order, num_rows, per_token)
 
 
-def _each(parts: Sequence[Tensor], groups: Sequence[tuple[PackedMatrix, ...]]) -> Tensor:
-    """Multiply part i by the stacked matrices of group i and return the results one after the other."""
-    step = max(1, _DECODE_ELEMENTS // sum(2 * matrix.packed.numel() for matrix in groups[0]))
+def _each(
+    parts: Sequence[Tensor], used: Sequence[int], matrices: Callable[[Sequence[int]], Tensor], elements: int
+) -> Tensor:
+    """Multiply part i by the matrix of expert `used[i]`, a few experts at a time; results one after the other."""
+    step = max(1, _DECODE_ELEMENTS // elements)
     out = []
-    for low in range(0, len(groups), step):
-        some = groups[low : low + step]
-        stacked = _decode_all(some).to(parts[0].dtype).chunk(len(some))
+    for low in range(0, len(used), step):
+        some = used[low : low + step]
+        stacked = matrices(some).to(parts[0].dtype).chunk(len(some))
         out += [linear(part, matrix) for part, matrix in zip(parts[low:], stacked, strict=False)]
     return torch.cat(out)
 
 
-def _one_row(x_1D: Tensor, used: Sequence[Expert]) -> Tensor:
-    """Return gate and up products of one token for all its experts, [experts, 2 F], in one product.
-
-    A column of a bfloat16 product does not depend on the columns beside it, so the bits are those of `_each`.
-    """
-    matrices = _decode_all([(expert.gate, expert.up) for expert in used])
-    return linear(x_1D, matrices.to(x_1D.dtype)).view(len(used), -1)
-
-
-def _decode_all(groups: Sequence[tuple[PackedMatrix, ...]]) -> Tensor:
+def _decode_all(matrices: Sequence[PackedMatrix]) -> Tensor:
     """Decode matrices of one width and stack their rows: one pass instead of one per matrix."""
-    packed = torch.cat([matrix.packed for group in groups for matrix in group])
-    scales = torch.cat([matrix.scales for group in groups for matrix in group])
-    return decode_fp4_weight(packed, scales)
+    packed = torch.cat([matrix.packed for matrix in matrices])
+    return decode_fp4_weight(packed, torch.cat([matrix.scales for matrix in matrices]))
 
 
 def _sum_per_token(out_PD: Tensor, order: Tensor, num_rows: int, per_token: int) -> Tensor:

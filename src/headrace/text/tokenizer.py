@@ -56,10 +56,23 @@ class Tokenizer:
             raise CheckpointError(f"tokenizer file {file} cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise CheckpointError(f"tokenizer file {file} is not UTF-8 text (byte {error.start})") from error
+        return cls.from_text(text, f"tokenizer file {file}")
+
+    @classmethod
+    def from_text(cls, text: str, name: str = "this text") -> "Tokenizer":
+        """Load a tokenizer from the text of its file.
+
+        Args:
+            text: what a `tokenizer.json` holds.
+            name: what an error message calls it.
+
+        Raises:
+            CheckpointError: it is not a tokenizer.
+        """
         try:
             backend = tokenizers.Tokenizer.from_str(text)
         except Exception as error:
-            raise CheckpointError(f"tokenizer file {file} is not a valid tokenizer: {error}") from error
+            raise CheckpointError(f"{name} is not a valid tokenizer: {error}") from error
         return cls(backend)
 
     def decoder_stages(self) -> list[dict[str, Any]]:

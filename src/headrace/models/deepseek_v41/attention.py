@@ -1,12 +1,13 @@
 """Attention of one layer over flat rows: projections, window rings, global entries, output projection."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from headrace.cache.global_store import GlobalStore
-from headrace.kernels.block_quant import decode_q4i, encode_q4i, fake_q8
+from headrace.kernels.block_quant import Quantiser, decode_q4i, encode_q4i, fake_q8
 from headrace.kernels.compress_pool import pool_pairs
 from headrace.kernels.product import grouped_linear, linear, linear_fp32
 from headrace.kernels.rms_norm import rms_norm
@@ -17,6 +18,9 @@ from headrace.models.deepseek_v41.config import Config
 from headrace.models.deepseek_v41.parameters import AttentionWeights, CompressorWeights, IndexerWeights, LayerWeights
 from headrace.models.deepseek_v41.plan import LayerPlan
 from headrace.models.deepseek_v41.selection import Published, QueryRows, select
+
+Turn = tuple[Tensor, Tensor]
+"""Cosines and sines [T, P / 2] of the rows' positions."""
 
 
 @dataclass(frozen=True)
@@ -53,36 +57,54 @@ class Projected:
     window_TH: Tensor
 
 
-def window_entries(kv_TH: Tensor, weights: AttentionWeights, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    """Return window entries [T, H] bfloat16 of projected rows [T, H]: normalised, rotated, Q8 values.
+@dataclass(frozen=True)
+class Rounding:
+    """Which quantisers act: on inputs of products and on window entries. Serving runs with both."""
+
+    inputs: Quantiser = fake_q8
+    window: Quantiser = fake_q8
+
+
+SERVED = Rounding()
+
+
+def window_entries(kv_TH: Tensor, weights: AttentionWeights, turn: Turn, eps: float, rounding: Rounding) -> Tensor:
+    """Return window entries [T, H] of projected rows [T, H]: normalised, rotated, Q8 values.
 
     Source: spec section 3.3, step 3.
     """
-    return fake_q8(rotate(rms_norm(kv_TH, weights.kv_norm, eps), cos, sin))
+    return rounding.window(rotate(rms_norm(kv_TH, weights.kv_norm, eps), *turn))
 
 
-def project(u8: Tensor, weights: AttentionWeights, cos: Tensor, sin: Tensor, config: Config) -> Projected:
+def project(
+    u8: Tensor, weights: AttentionWeights, turn: Turn, config: Config, rounding: Rounding = SERVED
+) -> Projected:
     """Compute queries and window entries of Q8-rounded input [T, D]."""
     latent, kv = linear(u8, weights.q_a_kv).split([config.q_lora_rank, config.head_dim], 1)
-    latent8 = fake_q8(rms_norm(latent, weights.q_norm, config.norm_eps))
+    latent8 = rounding.inputs(rms_norm(latent, weights.q_norm, config.norm_eps))
     q = linear(latent8, weights.q_b).view(-1, config.num_heads, config.head_dim)
-    return Projected(latent8, rotate(q, cos, sin), window_entries(kv, weights, cos, sin, config.norm_eps))
+    return Projected(latent8, rotate(q, *turn), window_entries(kv, weights, turn, config.norm_eps, rounding))
 
 
-def project_output(value_TQH: Tensor, weights: AttentionWeights, cos: Tensor, sin: Tensor, config: Config) -> Tensor:
-    """De-rotate [T, Q, H] attention values and project them to [T, D] bfloat16.
+def project_output(
+    value_TQH: Tensor, weights: AttentionWeights, turn: Turn, config: Config, rounding: Rounding = SERVED
+) -> Tensor:
+    """De-rotate [T, Q, H] attention values and project them to [T, D].
 
     Source: spec section 3.3, steps 6 and 7; the grouped product's input is not quantised.
     """
-    value = rotate(value_TQH, cos, sin, inverse=True).reshape(value_TQH.shape[0], config.o_groups, -1)
-    return linear(fake_q8(grouped_linear(value, weights.o_a)), weights.o_b)
+    value = rotate(value_TQH, *turn, inverse=True).reshape(value_TQH.shape[0], config.o_groups, -1)
+    return linear(rounding.inputs(grouped_linear(value, weights.o_a)), weights.o_b)
 
 
 class LayerAttention:
     """Cached attention of one backbone layer. Holds weights and frequencies only; state belongs to the sequences."""
 
-    def __init__(self, layer: LayerWeights, config: Config, frequencies: Frequencies) -> None:
+    def __init__(
+        self, layer: LayerWeights, config: Config, frequencies: Frequencies, rounding: Rounding = SERVED
+    ) -> None:
         self._plan = layer.plan
+        self._rounding = rounding
         self._weights = layer.attention
         self._compressor = layer.compressor
         self._indexer = layer.indexer
@@ -134,24 +156,44 @@ class LayerAttention:
         keys = rms_norm(linear(latent, weights.index_key), weights.index_key_norm, self._config.norm_eps)
         store.append(rotate(latent, cos, sin), rotate(keys, cos, sin))
 
-    def run(self, rows: Rows, u_TD: Tensor, published: Published, work: Work, *, is_fp32_index: bool = False) -> Tensor:
-        """Attend from every row and return [T, D] bfloat16.
+    def run(
+        self,
+        rows: Rows,
+        u_TD: Tensor,
+        published: Published,
+        work: Work,
+        *,
+        is_fp32_index: bool = False,
+        on_projected: Callable[[Projected], object] | None = None,
+    ) -> Tensor:
+        """Attend from every row and return [T, D].
 
-        State: stores window rows in the sequences' rings; index sources replace `published`.
+        Args:
+            rows: layout of the batch.
+            u_TD: [T, D] input of the half.
+            published: picks of the current index source; replaced by index sources.
+            work: counters to add to.
+            is_fp32_index: index scores without the vendor's rounding.
+            on_projected: shown the queries and window entries (training).
+
+        State: stores window rows in the sequences' rings.
         """
-        cos, sin = rotation(rows.positions, self._frequencies)
-        projected = project(fake_q8(u_TD), self._weights, cos, sin, self._config)
+        turn = rotation(rows.positions, self._frequencies)
+        projected = project(self._rounding.inputs(u_TD), self._weights, turn, self._config, self._rounding)
+        if on_projected is not None:
+            on_projected(projected)
         if self._indexer is not None:
-            query = self._index_query(self._indexer, u_TD, projected.latent8, (cos, sin), is_fp32=is_fp32_index)
-            select(self._plan, self._config, rows, query, published, work, is_fp32_index)
+            with torch.no_grad():
+                query = self._index_query(self._indexer, u_TD, projected.latent8, turn, is_fp32=is_fp32_index)
+                select(self._plan, self._config, rows, query, published, work, is_fp32_index)
         values = [
             self._attend(segment, projected, published.picked[place] if self._plan.ratio else None)
             for place, segment in enumerate(rows.segments)
         ]
-        return project_output(torch.cat(values), self._weights, cos, sin, self._config)
+        return project_output(torch.cat(values), self._weights, turn, self._config, self._rounding)
 
     def _index_query(
-        self, weights: IndexerWeights, u_TD: Tensor, latent8: Tensor, turn: tuple[Tensor, Tensor], *, is_fp32: bool
+        self, weights: IndexerWeights, u_TD: Tensor, latent8: Tensor, turn: Turn, *, is_fp32: bool
     ) -> QueryRows:
         """Return index queries and head weights; float32 scores do not round the scaled weights either."""
         config = self._config

@@ -13,8 +13,8 @@ from headrace.kernels.rms_norm import rms_norm
 from headrace.kernels.rope import rotation
 from headrace.kernels.sparse_attention import attend_block
 from headrace.kernels.stream_mix import collapse
-from headrace.models.deepseek_v41.attention import project, project_output, window_entries
-from headrace.models.deepseek_v41.block import finish_layer, half_input, half_mixes
+from headrace.models.deepseek_v41.attention import SERVED, Turn, project, project_output, window_entries
+from headrace.models.deepseek_v41.block import finish_layer, half_input, half_mixes, live_router
 from headrace.models.deepseek_v41.config import Config
 from headrace.models.deepseek_v41.parameters import LayerWeights, Parameters
 
@@ -39,6 +39,7 @@ class Drafter:
         self._parameters = parameters
         self._weights = parameters.draft
         self._frequencies = frequencies
+        self._router = live_router(config.draft.experts_per_token, config)
 
     @torch.inference_mode()
     def observe(self, state: SequenceState, first: int, taps: Tensor) -> None:
@@ -54,10 +55,10 @@ class Drafter:
         main = linear(fake_q8(taps), self._weights.main_proj)
         main8 = fake_q8(rms_norm(main, self._weights.main_norm, self._config.norm_eps))
         positions = torch.arange(first, first + taps.shape[0], device=taps.device)
-        cos, sin = rotation(positions, self._frequencies)
+        turn = rotation(positions, self._frequencies)
         for ring, layer in zip(state.draft_rings, self._weights.layers, strict=True):
             kv = linear(main8, layer.attention.q_a_kv[self._config.q_lora_rank :])
-            ring.store(first, window_entries(kv, layer.attention, cos, sin, self._config.norm_eps))
+            ring.store(first, window_entries(kv, layer.attention, turn, self._config.norm_eps, SERVED))
 
     @torch.inference_mode()
     def propose(self, state: SequenceState, token_id: int) -> Proposal:
@@ -71,26 +72,23 @@ class Drafter:
         pre = torch.zeros((draft.block_size, config.num_streams), device=device)
         pre[:, 0] = 1.0
         positions = torch.arange(newest + 1, newest + 1 + draft.block_size, device=device)
-        cos, sin = rotation(positions, self._frequencies)
+        turn = rotation(positions, self._frequencies)
         for stage, layer in enumerate(self._weights.layers):
             ring = state.draft_rings[stage]
             context = ring.read(max(ring.oldest, newest - config.window + 1), newest + 1)
-            x, pre = self._block(layer, x, pre, context, cos, sin)
+            x, pre = self._block(layer, x, pre, context, turn)
         return self._sequential_head(collapse(x, pre), token_id)
 
-    def _block(
-        self, layer: LayerWeights, x: Tensor, pre: Tensor, context: Tensor, cos: Tensor, sin: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _block(self, layer: LayerWeights, x: Tensor, pre: Tensor, context: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
         config = self._config
         attn_mix = half_mixes(x, layer.attn_mix, config)
         u = half_input(x, pre, layer.attn_norm, config)
-        projected = project(fake_q8(u), layer.attention, cos, sin, config)
+        projected = project(fake_q8(u), layer.attention, turn, config)
         entries = torch.cat([context, projected.window_TH])
         value = attend_block(projected.q_TQH, entries, layer.attention.sink, scale=config.head_dim**-0.5)
-        out = project_output(value, layer.attention, cos, sin, config)
-        count = self._draft.experts_per_token
-        x, pre, _, _ = finish_layer(layer, x, attn_mix, out, None, count=count, config=config)
-        return x, pre
+        out = project_output(value, layer.attention, turn, config)
+        done = finish_layer(layer, x, attn_mix, out, None, router=self._router, config=config)
+        return done.x_TMD, done.pre_TM
 
     def _sequential_head(self, y_XD: Tensor, token_id: int) -> Proposal:
         """Turn the block's hidden states into tokens, one after the other.

@@ -20,7 +20,7 @@ from headrace.kernels.stream_mix import collapse
 from headrace.memory.addressing import Addressing
 from headrace.models.deepseek_v41.attention import Frequencies, LayerAttention
 from headrace.models.deepseek_v41.batch import Output, Rows, Span, Work, flatten, keep_tails
-from headrace.models.deepseek_v41.block import finish_layer, half_input, half_mixes
+from headrace.models.deepseek_v41.block import finish_layer, half_input, half_mixes, live_router
 from headrace.models.deepseek_v41.config import Config
 from headrace.models.deepseek_v41.parameters import LayerWeights, Parameters
 from headrace.models.deepseek_v41.plan import build_plan
@@ -93,6 +93,7 @@ class DeepseekV41:
         self.plan = build_plan(config)
         self.frequencies = Frequencies.build(config, device)
         self._attention = [LayerAttention(layer, config, self.frequencies) for layer in parameters.layers]
+        self._router = live_router(config.experts_per_token, config)
         self._taps = config.draft.tap_layers if config.draft else ()
 
     def new_state(self) -> SequenceState:
@@ -243,16 +244,19 @@ class DeepseekV41:
             attention.produce(rows, u_TD)
         is_fp32 = self.numerics.is_fp32_index
         out_TD = attention.run(rows, u_TD, run.published, run.work, is_fp32_index=is_fp32)
-        streams, pre, ffn_in, ffn_out = finish_layer(
-            layer, run.x_TMD, attn_mix, out_TD, rows.is_image, count=config.experts_per_token, config=config
-        )
-        run.x_TMD, run.pre_TM = streams, pre
+        done = finish_layer(layer, run.x_TMD, attn_mix, out_TD, rows.is_image, router=self._router, config=config)
+        run.x_TMD, run.pre_TM = done.x_TMD, done.pre_TM
         run.work.layer_rows += rows.count
         if probe is None:
             return
-        for name, tensor in (("attn_in", u_TD), ("attn_out", out_TD), ("ffn_in", ffn_in), ("ffn_out", ffn_out)):
+        for name, tensor in (
+            ("attn_in", u_TD),
+            ("attn_out", out_TD),
+            ("ffn_in", done.ffn_in),
+            ("ffn_out", done.ffn_out),
+        ):
             probe.record(name, layer_id, rows, tensor)
-        probe.record("x_out", layer_id, rows, streams)
+        probe.record("x_out", layer_id, rows, done.x_TMD)
         if layer.indexer is not None:
             blocks = run.published.blocks if layer.plan.has_candidates else None
             probe.record_selection(layer_id, rows, run.published.picked, blocks)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headrace.core.errors import InternalError
 from headrace.kernels.block_quant import decode_fp8_weight
-from headrace.kernels.grouped_experts import Expert, PackedMatrix
+from headrace.kernels.grouped_experts import Expert, ExpertSet, PackedExperts, PackedMatrix
 from headrace.kernels.product import pad_columns
 from headrace.memory.table import Table
 from headrace.models.deepseek_v41.config import Config
@@ -74,7 +74,7 @@ class MoeWeights:
     gate: Tensor
     bias: Tensor
     bias_vl: Tensor | None
-    experts: tuple[Expert, ...]
+    experts: ExpertSet
     shared_gate_up: Tensor
     shared_down: Tensor
 
@@ -259,7 +259,7 @@ def _moe(source: _Source, prefix: str, plan: LayerPlan, config: Config) -> MoeWe
         gate=source.fp32_matrix(f"{prefix}.gate.weight"),
         bias=source.fp32(f"{prefix}.gate.bias"),
         bias_vl=None if plan.is_draft else source.fp32(f"{prefix}.gate.bias_vl"),
-        experts=experts,
+        experts=PackedExperts(experts),
         shared_gate_up=torch.cat(
             [source.fp8(f"{prefix}.shared_experts.w1"), source.fp8(f"{prefix}.shared_experts.w3")]
         ),

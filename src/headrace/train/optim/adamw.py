@@ -1,0 +1,77 @@
+"""AdamW for vectors: gains, biases, sinks; decay decoupled and per parameter."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from headrace.core.errors import UserError
+from headrace.train.optim.parameter import Owned
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWSettings:
+    """Constants of the rule; the defaults are those of both reports."""
+
+    mean_decay: float = 0.9
+    square_decay: float = 0.95
+    eps: float = 1e-20
+
+    def __post_init__(self) -> None:
+        """Refuse constants outside their range.
+
+        Raises:
+            UserError: names the constant.
+        """
+        for name, value in (("mean_decay", self.mean_decay), ("square_decay", self.square_decay)):
+            if not 0.0 <= value < 1.0:
+                raise UserError(f"AdamW {name} is {value}; 0 up to below 1 is accepted.", param=name)
+        if not 0.0 < self.eps < 1.0:
+            raise UserError(f"AdamW eps is {self.eps}; above 0 and below 1 is accepted.", param="eps")
+
+
+class AdamW:
+    """The rule over all parameters it owns; owns two moments and a step count per parameter.
+
+    Numerics: elementwise, with both moments corrected for their start at zero, as `torch.optim.AdamW`.
+    State: moments and counts; parameters are changed in place.
+    """
+
+    def __init__(self, parameters: Sequence[Owned], settings: AdamWSettings) -> None:
+        self._parameters = tuple(parameters)
+        self._settings = settings
+        self._means = [parameter.new_state() for parameter in self._parameters]
+        self._squares = [parameter.new_state() for parameter in self._parameters]
+        self._steps = [torch.zeros((), dtype=torch.int64) for _ in self._parameters]
+
+    def state(self) -> dict[str, Tensor]:
+        """Return moments and step counts under `parameter/adamw.mean`, `.square` and `.step`."""
+        state: dict[str, Tensor] = {}
+        for index, parameter in enumerate(self._parameters):
+            state[f"{parameter.name}/adamw.mean"] = self._means[index]
+            state[f"{parameter.name}/adamw.square"] = self._squares[index]
+            state[f"{parameter.name}/adamw.step"] = self._steps[index]
+        return state
+
+    @torch.no_grad()
+    def step(self, rate: float, factor: float) -> None:
+        """Move every parameter.
+
+        Args:
+            rate: learning rate before the factor of a parameter's group.
+            factor: what gradients are multiplied with first.
+        """
+        beta1, beta2 = self._settings.mean_decay, self._settings.square_decay
+        for index, parameter in enumerate(self._parameters):
+            own_rate = rate * parameter.owner.rate
+            gradient = parameter.gradient() * factor
+            mean, square = self._means[index], self._squares[index]
+            count = int(self._steps[index].add_(1))
+            mean.lerp_(gradient, 1.0 - beta1)
+            square.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+            root = square.sqrt().div_(sqrt(1.0 - beta2**count)).add_(self._settings.eps)
+            if parameter.owner.decay:
+                parameter.tensor.mul_(1.0 - own_rate * parameter.owner.decay)
+            parameter.tensor.addcdiv_(mean, root, value=-own_rate / (1.0 - beta1**count))
