@@ -135,8 +135,8 @@ def _owner(name: str, shape: tuple[int, ...], compiled: list[tuple[Rule, re.Patt
         raise UserError(f"Parameter {name} has no update rule; names of the family's table are accepted.", param=name)
     if len(matching) > 1:
         raise UserError(
-            f"Parameter {name} has {len(matching)} update rules ({_list(rule.group for rule in matching)}); exactly one "
-            "is accepted.",
+            f"Parameter {name} has {len(matching)} update rules ({_list(rule.group for rule in matching)}); one is "
+            "accepted.",
             param=name,
         )
     rule = matching[0]

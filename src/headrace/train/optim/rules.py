@@ -57,13 +57,15 @@ class Rule:
                 f"Group {self.group!r} has split {self.split!r}; a count or {', '.join(get_args(Split))} are accepted.",
                 param="split",
             )
-        for field, value, is_fine in (("rate", self.rate, self.rate > 0), ("decay", self.decay, self.decay >= 0)):
-            if not (is_fine and isfinite(value)):
-                raise UserError(
-                    f"Group {self.group!r} has {field} {value}; a finite number {'above' if field == 'rate' else 'of at least'} "
-                    "0 is accepted.",
-                    param=field,
-                )
+        if not (self.rate > 0.0 and isfinite(self.rate)):
+            raise UserError(
+                f"Group {self.group!r} has rate {self.rate}; a finite number above 0 is accepted.", param="rate"
+            )
+        if not (self.decay >= 0.0 and isfinite(self.decay)):
+            raise UserError(
+                f"Group {self.group!r} has decay {self.decay}; a finite number of at least 0 is accepted.",
+                param="decay",
+            )
 
 
 _ATTENTION = tuple(f"{{block}}.attn.{name}.weight" for name in ("wq_a", "wkv", "wo_b"))
