@@ -93,7 +93,8 @@ def fake_q8(x: Tensor) -> Tensor:
 
     The gradient passes straight through.
 
-    Numerics: scale 2**ceil(log2(max(amax, 1e-4) / 448)), codes round half to even, exact products.
+    Numerics: scale 2**ceil(log2(max(amax, 1e-4) / 448)), codes round half to even, exact products. What rounds to
+        zero comes back as +0 (stored codes keep the sign); from 2**108 on numbers come back as NaN.
     Source: spec section 0.3, Q8.
     """
     groups = _groups(x.detach(), Q8_GROUP)
