@@ -224,7 +224,10 @@ class DeepseekV41:
         dropped = run.rows.count - sum(counts)
         if dropped == 0:
             return
-        u_TD = half_input(run.x_TMD, run.pre_TM, layer.attn_norm, self.config)
+        x_TMD, pre_TM = run.x_TMD, run.pre_TM
+        if run.probe is not None:
+            x_TMD, pre_TM = run.probe.producer_input(layer.plan.id, run.rows, x_TMD, pre_TM)
+        u_TD = half_input(x_TMD, pre_TM, layer.attn_norm, self.config)
         self._attention[layer.plan.id].produce(run.rows, u_TD)
         run.has_produced = True
         run.work.producer_rows += dropped

@@ -14,6 +14,10 @@ class Probe(Protocol):
         """Record the streams and the pending pre-mix that enter a layer; return what the layer shall use."""
         ...
 
+    def producer_input(self, layer_id: int, rows: Rows, x_TMD: Tensor, pre_TM: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the decoder's KV producer shall use, also for rows on which the layer itself will not run."""
+        ...
+
     def record(self, name: str, layer_id: int, rows: Rows, tensor: Tensor) -> None:
         """Record a tensor with one entry per row."""
         ...

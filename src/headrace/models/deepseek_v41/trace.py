@@ -51,6 +51,14 @@ class Recorder:
         """Record the input, then replace it if a feed is given."""
         self.record("x_in", layer_id, rows, x_TMD)
         self.record("pre_in", layer_id, rows, pre_TM)
+        return self._replaced(layer_id, rows, x_TMD, pre_TM)
+
+    def producer_input(self, layer_id: int, rows: Rows, x_TMD: Tensor, pre_TM: Tensor) -> tuple[Tensor, Tensor]:
+        """Replace the input if a feed is given, but for rows that are NaN there, as in the trace of a replay."""
+        fed = self._replaced(layer_id, rows, x_TMD, pre_TM)
+        return torch.where(fed[0].isnan(), x_TMD, fed[0]), torch.where(fed[1].isnan(), pre_TM, fed[1])
+
+    def _replaced(self, layer_id: int, rows: Rows, x_TMD: Tensor, pre_TM: Tensor) -> tuple[Tensor, Tensor]:
         if self._feed is None:
             return x_TMD, pre_TM
         fed = [self._fed(f"layers.{layer_id}.{part}", rows) for part in ("x_in", "pre_in")]
