@@ -44,6 +44,7 @@ class SequenceState:
         self.shape = shape
         self.length = 0
         self.decoder_floor = 0
+        self._lowest = 0  # a longer length was taken back to here: what is older is overwritten
         depth = 2 * shape.window
         self.stores = {
             layer_id: GlobalStore(shape.head_dim, shape.index_head_dim, ratio, device)
@@ -102,13 +103,15 @@ class SequenceState:
             CapacityError: more tokens than one window would be taken back, or more than there are.
         """
         back = self.length - length
-        if not 0 <= back <= self.shape.window or length < self.decoder_floor:
+        lowest = max(self._lowest, self.length - self.shape.window, self.decoder_floor)
+        if back < 0 or length < lowest:
             raise CapacityError(
                 f"cannot go back from {self.length} to {length} tokens; "
-                f"accepted are {max(self.length - self.shape.window, self.decoder_floor, 0)} to {self.length}"
+                f"accepted are {lowest} to {self.length}"
             )
         if back == 0:
             return
+        self._lowest = lowest
         for store in self.stores.values():
             store.truncate(length)
         for pair in self.pairs.values():

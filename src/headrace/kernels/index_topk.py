@@ -133,7 +133,7 @@ def scan(
         read_keys: `read_keys(low, high)` gives index keys `low` .. `high` - 1 as bfloat16 [n, I].
         top_k: entries to pick per row.
         candidate_blocks: blocks to keep per row; 0 keeps none.
-        block_size: entries per candidate block, a divisor of `KEY_TILE`.
+        block_size: entries per candidate block.
 
     Returns:
         A `Selection`; `blocks_TB` [T, candidate_blocks] is None without candidates.
@@ -166,8 +166,9 @@ def _scan_rows(
     visible = query.visible_T.unsqueeze(1)
     running = query.visible_T.new_full((query.visible_T.shape[0], 0), 0)
     peaks = []
-    for low in range(0, num_entries, KEY_TILE):
-        high = min(low + KEY_TILE, num_entries)
+    tile = max(1, KEY_TILE // block_size) * block_size  # whole blocks, so that none straddles two tiles
+    for low in range(0, num_entries, tile):
+        high = min(low + tile, num_entries)
         positions = torch.arange(low, high, device=visible.device)
         scores = index_scores(query, read_keys(low, high))
         hidden = positions >= visible
