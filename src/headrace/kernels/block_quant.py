@@ -213,6 +213,16 @@ def decode_q4i(packed: Tensor, scales: Tensor) -> Tensor:
     return _scaled(e2m1_values(packed), e8m0_values(scales), Q4I_GROUP)
 
 
+def fake_q4k(x: Tensor) -> Tensor:
+    """Round `x` [..., K] to Q4K and return it in its own dtype; the gradient passes straight through."""
+    return straight_through(x, decode_q4k(*encode_q4k(x.detach())).to(x.dtype))
+
+
+def fake_q4i(x: Tensor) -> Tensor:
+    """Round `x` [..., K] to Q4I and return it in its own dtype; the gradient passes straight through."""
+    return straight_through(x, decode_q4i(*encode_q4i(x.detach())).to(x.dtype))
+
+
 def decode_fp4_weight(packed_NK2: Tensor, scales: Tensor) -> Tensor:
     """Return a routed expert's matrix as bfloat16 [N, K] from packed codes [N, K / 2] and E8M0 bytes [N, K / 32]."""
     return decode_q4i(packed_NK2, scales)

@@ -59,7 +59,7 @@ def index_scores(query: IndexQuery, keys_CI: Tensor) -> Tensor:
         dots = linear(flat.float(), keys.float()).view(num_rows, num_heads, -1)
         terms = dots.relu_().mul_(query.weights_TJ.float().unsqueeze(-1))
         return _head_sum(terms)[:, :num_keys]
-    dots = linear(flat, keys).view(num_rows, num_heads, -1)
+    dots = linear(flat.to(torch.bfloat16), keys.to(torch.bfloat16)).view(num_rows, num_heads, -1)
     terms = dots.relu_().mul_(query.weights_TJ.unsqueeze(-1))
     return _head_sum(terms).to(torch.bfloat16)[:, :num_keys]
 

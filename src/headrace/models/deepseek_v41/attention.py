@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headrace.cache.global_store import GlobalStore
-from headrace.kernels.block_quant import Quantiser, decode_q4i, encode_q4i, fake_q8
+from headrace.kernels.block_quant import Quantiser, fake_q4i, fake_q8
 from headrace.kernels.compress_pool import pool_pairs
 from headrace.kernels.product import grouped_linear, linear, linear_fp32
 from headrace.kernels.rms_norm import rms_norm
@@ -59,10 +59,11 @@ class Projected:
 
 @dataclass(frozen=True)
 class Rounding:
-    """Which quantisers act: on inputs of products and on window entries. Serving runs with both."""
+    """Which quantisers act: on inputs of products, on window entries and on index queries. Serving runs with all."""
 
     inputs: Quantiser = fake_q8
     window: Quantiser = fake_q8
+    index: Quantiser = fake_q4i
 
 
 SERVED = Rounding()
@@ -201,7 +202,7 @@ class LayerAttention:
         head_weights = linear(u_TD, weights.head_weights)
         head_weights = head_weights.float() if is_fp32 else head_weights
         scale = config.index_head_dim**-0.5 * config.index_heads**-0.5
-        return QueryRows(decode_q4i(*encode_q4i(rotate(q, *turn))), head_weights * scale)
+        return QueryRows(self._rounding.index(rotate(q, *turn)), head_weights * scale)
 
     def _attend(self, segment: Segment, projected: Projected, picked: Tensor | None) -> Tensor:
         config, state, layer_id = self._config, segment.state, self._plan.id
