@@ -25,14 +25,14 @@ from headrace.kernels.rope import rotation
 from headrace.kernels.stream_mix import collapse
 from headrace.models.deepseek_v41.attention import Rounding, Turn, project, project_output, window_entries
 from headrace.models.deepseek_v41.block import finish_layer, half_input, half_mixes, live_router
+from headrace.models.deepseek_v41.parameters import LayerWeights
 from headrace.train.graph import Document, GraphOptions, TrainGraph
 from headrace.train.layers import LayerBuilder
+from headrace.train.masters import Masters
 from headrace.train.quantise import QuantPlan, choose
 
 if TYPE_CHECKING:
     from headrace.models.deepseek_v41.config import Config, Draft
-    from headrace.models.deepseek_v41.parameters import LayerWeights
-    from headrace.train.masters import Masters
 
 
 @dataclass(frozen=True, kw_only=True)
