@@ -1,15 +1,17 @@
 """From logits to the next token; randomness is keyed by seed and position, so it depends on nothing else."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headrace.core.errors import UserError
 
 _SEED_LIMIT = 1 << 63
-_MIX = 0x9E3779B97F4A7C15
+_TINY = 1e-30  # a temperature below this is the same as this, and float32 can still divide by it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class SamplingParams:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int | None = None
-    stop: tuple[str, ...] = ()
+    stop: Sequence[str] = ()
     logprobs: bool = True
     ignore_eos: bool = False
 
@@ -40,16 +42,22 @@ class SamplingParams:
         Raises:
             UserError: a value is out of range.
         """
-        if not isinstance(self.max_tokens, int) or self.max_tokens < 1:
+        if not _is_whole(self.max_tokens) or self.max_tokens < 1:
             raise UserError(f"max_tokens is {self.max_tokens}; accepted is a whole number from 1", param="max_tokens")
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise UserError(f"temperature is {self.temperature}; accepted is 0 or more", param="temperature")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}; accepted is above 0 up to 1", param="top_p")
-        if self.seed is not None and not 0 <= self.seed < _SEED_LIMIT:
-            raise UserError(f"seed is {self.seed}; accepted is 0 to {_SEED_LIMIT - 1}", param="seed")
+        if self.seed is not None and not (_is_whole(self.seed) and 0 <= self.seed < _SEED_LIMIT):
+            raise UserError(f"seed is {self.seed}; accepted is a whole number to {_SEED_LIMIT - 1}", param="seed")
+        if isinstance(self.stop, str):
+            raise UserError(f"stop is the single string {self.stop!r}; accepted is a list of strings", param="stop")
         if any(not text for text in self.stop):
             raise UserError("a stop string is empty; accepted is at least one character", param="stop")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def draw_seed() -> int:
@@ -79,12 +87,23 @@ def sample_token(logits_V: Tensor, params: SamplingParams, seed: int, position: 
     """
     if params.temperature == 0:
         return int((logits_V == logits_V.max()).int().argmax())
-    probabilities = torch.softmax(logits_V / params.temperature, -1)
+    # the largest logit is taken off first, so that a tiny temperature cannot overflow
+    probabilities = torch.softmax((logits_V - logits_V.max()) / max(params.temperature, _TINY), -1)
     if params.top_p < 1:
         probabilities = keep_top_p(probabilities, params.top_p)
-    generator = torch.Generator().manual_seed((seed * _MIX + position * 0xD1342543DE82EF95 + 1) % _SEED_LIMIT)
-    noise = torch.empty(probabilities.shape).exponential_(generator=generator).to(probabilities.device)
+    noise = exponential_noise(len(probabilities), seed, position).to(probabilities.device)
     return int((probabilities / noise).argmax())
+
+
+def exponential_noise(count: int, seed: int, position: int) -> Tensor:
+    """Return [count] float32 exponential variates that are a function of `seed` and `position` alone.
+
+    The key of the counter-based generator holds all bits of both, so no two pairs share their noise (torch's CPU
+    generator would keep 32 bits of a seed). Raw bits of Philox are the same in every version of numpy.
+    """
+    bits = np.random.Philox(key=np.array([seed, position], dtype=np.uint64)).random_raw(count)
+    uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53  # inside (0, 1)
+    return torch.from_numpy(-np.log(uniform)).float()
 
 
 def keep_top_p(probabilities_V: Tensor, top_p: float) -> Tensor:
