@@ -73,6 +73,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as problem:
         if os.environ.get("HEADRACE_TRACEBACK"):
             raise
+        if isinstance(problem, OSError) and problem.filename is not None:
+            # a path that no file can have, or one that may not be looked at
+            return _fail(f"{problem.filename} cannot be used: {problem.strerror}; another path is needed.", 2)
         # the edge of the process: whatever happened, one sentence
         what = " ".join(str(problem).split()) or "no message"
         return _fail(f"unexpected {type(problem).__name__}: {what} (HEADRACE_TRACEBACK=1 shows where).", 1)
@@ -94,5 +97,7 @@ def _run(arguments: list[str], command: str | None) -> int:
 
 
 def _fail(sentence: str, status: int) -> int:
-    print(f"headrace: {sentence}", file=sys.stderr)
+    """Print one line: whatever a path or a tensor's name holds, control characters are spelled out."""
+    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in sentence)
+    print(f"headrace: {line}", file=sys.stderr)
     return status

@@ -11,6 +11,7 @@ import torch
 from headrace.checkpoint.tensor_file import read_tensors, write_tensors
 from headrace.cli.token_ids import read_token_ids
 from headrace.core.errors import UserError
+from headrace.engine.threads import check_threads
 from headrace.models.deepseek_v41.batch import Work
 from headrace.models.deepseek_v41.images import encode_images
 from headrace.models.deepseek_v41.load import LoadOptions, load_model
@@ -82,7 +83,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    for name in ("chunk", "split", "threads"):
+    check_threads(args.threads)
+    for name in ("chunk", "split"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UserError(f"--{name} is {value}; a number from 1 up is accepted.", param=name)

@@ -16,7 +16,7 @@ from headrace.core.chunk_plan import plan_chunks
 from headrace.core.errors import CapacityError, UserError
 from headrace.engine.request import Result, Running
 from headrace.engine.sampler import SamplingParams, log_probability, sample_token
-from headrace.engine.threads import choose_threads
+from headrace.engine.threads import check_threads, choose_threads
 from headrace.models.deepseek_v41.batch import Mode, Span, Work
 from headrace.models.deepseek_v41.load import LoadOptions, load_model
 
@@ -83,8 +83,8 @@ class LLM:
             raise UserError(f"mode is {mode!r}; accepted are 'replay' and 'full'", param="mode")
         if chunk < 1:
             raise UserError(f"a chunk of {chunk} tokens is not possible; accepted is 1 or more", param="chunk")
-        if threads is not None and threads < 1:
-            raise UserError(f"{threads} threads are not possible; accepted is 1 or more", param="threads")
+        if threads is not None:
+            check_threads(threads)
         self.mode = mode
         self._chunk = chunk
         self._counters = _Counters()

@@ -7,7 +7,10 @@ spins between them costs more than it gives; on a busy machine it can be a hundr
 import os
 from dataclasses import dataclass
 
+from headrace.core.errors import UserError
+
 _SMALL_HIDDEN_SIZE = 2048
+_MAX_THREADS = 256
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,16 @@ class Threads:
 
     prefill: int
     decode: int
+
+
+def check_threads(count: int) -> None:
+    """Refuse a number of threads that no machine of this kind has.
+
+    Raises:
+        UserError: the number is below 1 or above 256.
+    """
+    if not 1 <= count <= _MAX_THREADS:
+        raise UserError(f"{count} threads are not possible; 1 to {_MAX_THREADS} are accepted", param="threads")
 
 
 def choose_threads(hidden_size: int, wanted: int | None) -> Threads:
