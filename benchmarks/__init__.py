@@ -1,0 +1,1 @@
+"""Scripts that measure; each runs as `python -m benchmarks.NAME` at the root of the checkout."""
