@@ -79,3 +79,12 @@ def unpack(packed: Tensor) -> np.ndarray:
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Say whether two bfloat16 tensors are equal to the last bit, signs of zeros included."""
     return torch.equal(a.view(torch.int16), b.view(torch.int16))
+
+
+def is_rounded_once(got: Tensor, want: Tensor, slack: Tensor | float) -> bool:
+    """Say whether bfloat16 numbers are the nearest ones of numbers that are at most `slack` (float64) from `want`.
+
+    Tighter than a tolerance of one rounding: a second rounding, or one in a wrong place, falls outside.
+    """
+    low, high = (want - slack).bfloat16(), (want + slack).bfloat16()
+    return bool(((got >= low) & (got <= high)).all())

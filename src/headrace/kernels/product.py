@@ -83,4 +83,4 @@ def grouped_linear(x_TGK: Tensor, weight_GNK: Tensor) -> Tensor:
     num_rows, num_groups, width = x_TGK.shape
     rows = pad_rows(x_TGK.reshape(num_rows, num_groups * width)).view(-1, num_groups, width)
     out_GTN = torch.bmm(rows.transpose(0, 1), weight_GNK.transpose(1, 2))
-    return out_GTN.transpose(0, 1)[:num_rows].reshape(num_rows, -1)
+    return out_GTN.transpose(0, 1)[:num_rows].reshape(num_rows, num_groups * weight_GNK.shape[1])
