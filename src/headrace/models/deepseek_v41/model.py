@@ -141,7 +141,7 @@ class DeepseekV41:
         State: appends to the sequences' states; after an error they must be thrown away.
         """
         work = Work() if work is None else work
-        self._check(spans)
+        self.check(spans)
         run, compressed = self._start(spans, work, probe)
         for layer in self.parameters.layers:
             if layer.ngram is not None:
@@ -156,7 +156,13 @@ class DeepseekV41:
             span.state.commit(span.num_rows, ids)
         return Output(logits, torch.cat(run.taps, 1) if wants_taps and run.taps else None, run.rows)
 
-    def _check(self, spans: list[Span]) -> None:
+    def check(self, spans: list[Span]) -> None:
+        """Refuse token ids outside the vocabulary and sequences longer than the context.
+
+        Raises:
+            UserError: a token id is outside the vocabulary.
+            CapacityError: a sequence would become longer than the model's context.
+        """
         vocab_size, limit = self.config.vocab_size, self.config.max_positions
         for span in spans:
             ids = span.token_ids

@@ -166,6 +166,9 @@ def trace(
     """
     num_tokens = len(token_ids)
     state = model.new_state()
+    model.check([Span(state, token_ids, decoder_rows=0)])  # all of it, before the first chunk is computed
+    if options.has_draft:
+        _check_draft(model, num_tokens, options, feed)
     state.reserve(num_tokens)
     recorder = Recorder(num_tokens, model, feed, options.prefix)
     for span in _spans(model, state, token_ids, options, images):
@@ -230,7 +233,7 @@ def _drafts(
     With a feed the context is its `{prefix}main_hidden` and the known tokens are `decode_own.dspark_ids[:, :, 0]`,
     one per drafted position, the last position last. Without one, the known token is the arg max of the own logits.
     """
-    taps, start, known = _draft_inputs(model, tensors, options, feed)
+    taps, start, known = _draft_inputs(tensors, options, feed)
     drafter = Drafter(model.config, model.parameters, model.frequencies.plain)
     state = model.new_state()
     first_row = int((~taps.isnan().any(1)).int().argmax())
@@ -252,22 +255,48 @@ def _drafts(
     }
 
 
+def _check_draft(model: DeepseekV41, num_tokens: int, options: TraceOptions, feed: Mapping[str, Tensor] | None) -> None:
+    """Refuse drafts that the model, the start or the feed do not allow."""
+    config = model.config
+    if config.draft is None or model.parameters.draft is None:
+        raise UserError("--draft was asked for, but the model has no draft module", param="draft")
+    if feed is None:
+        start = options.draft_start or 0
+        if start >= num_tokens:
+            raise UserError(f"a draft start of {start} is past the last position {num_tokens - 1}", param="draft_start")
+        return
+    taps, known = (_fed_draft(feed, name) for name in _draft_names(options))
+    wanted = [1, num_tokens, len(config.draft.tap_layers) * config.hidden_size]
+    if list(taps.shape) != wanted:
+        name = _draft_names(options)[0]
+        raise UserError(f"feed tensor {name} has shape {list(taps.shape)}, expected {wanted}", param="feed")
+    if known.dim() != 3 or not 1 <= known.shape[1] <= num_tokens:
+        raise UserError(
+            f"feed tensor {_draft_names(options)[1]} has shape {list(known.shape)}, expected [1, 1 to {num_tokens}, "
+            f"{config.draft.block_size + 1}]",
+            param="feed",
+        )
+
+
+def _draft_names(options: TraceOptions) -> tuple[str, str]:
+    return f"{options.prefix}main_hidden", "decode_own.dspark_ids"
+
+
+def _fed_draft(feed: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in feed:
+        raise UserError(f"the feed file has no tensor {name}, which --draft needs", param="feed")
+    return feed[name]
+
+
 def _draft_inputs(
-    model: DeepseekV41, tensors: Mapping[str, Tensor], options: TraceOptions, feed: Mapping[str, Tensor] | None
+    tensors: Mapping[str, Tensor], options: TraceOptions, feed: Mapping[str, Tensor] | None
 ) -> tuple[Tensor, int, list[int]]:
     """Return taps [N, n * D], the first position to draft after and the known next token of each."""
     num_tokens = tensors["input_ids"].shape[1]
-    if model.parameters.draft is None:
-        raise UserError("--draft was asked for, but the model has no draft module", param="draft")
     if feed is not None:
-        names = (f"{options.prefix}main_hidden", "decode_own.dspark_ids")
-        for name in names:
-            if name not in feed:
-                raise UserError(f"the feed file has no tensor {name}, which --draft needs", param="feed")
-        known = feed[names[1]][0, :, 0].tolist()
-        return feed[names[0]][0], num_tokens - len(known), known
+        taps, ids = (_fed_draft(feed, name) for name in _draft_names(options))
+        known = ids[0, :, 0].tolist()
+        return taps[0], num_tokens - len(known), known
     computed = ~tensors["logits_all"][0].isnan().any(1)
     start = max(options.draft_start or 0, int(computed.int().argmax()))
-    if start >= num_tokens:
-        raise UserError(f"a draft start of {start} is past the last position {num_tokens - 1}", param="draft_start")
     return tensors["main_hidden"][0], start, tensors["logits_all"][0, start:].argmax(-1).tolist()
