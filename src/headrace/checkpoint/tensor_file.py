@@ -24,6 +24,22 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} cannot be read as a safetensors file: {_reason(problem)}.") from None
 
 
+def check_target(path: Path) -> Path:
+    """Return the file that a write to `path` makes or replaces, links followed; called before long work.
+
+    Raises:
+        UserError: it is not a regular file, or its folder does not exist or may not be written to.
+    """
+    target = path.resolve()
+    if target.exists() and not target.is_file():
+        raise UserError(f"{path} is not a regular file; the name of a file to write is accepted.")
+    if not target.parent.is_dir():
+        raise UserError(f"the folder of {path} does not exist; a file in an existing folder is accepted.")
+    if not os.access(target.parent, os.W_OK):
+        raise UserError(f"the folder of {path} may not be written to.")
+    return target
+
+
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Write a safetensors file under a temporary name beside it and move it into place.
 
@@ -31,19 +47,25 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         CapacityError: the disk is full.
         UserError: the file cannot be written.
     """
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; the name of a file to write is accepted.")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    target = check_target(path)
+    partial = target.with_name(f".{target.name[:200]}.{os.getpid()}.part")
     try:
         save_file(tensors, partial)
-        partial.replace(path)
+        partial.chmod(0o666 & ~_umask())
+        partial.replace(target)
     except (OSError, SafetensorError) as problem:
         text = _reason(problem)
         if "No space left" in text or "os error 28" in text:
             raise CapacityError(f"the disk is full: {path} could not be written.") from None
-        raise UserError(f"{path} cannot be written: {text}.") from None
+        raise UserError(f"{path} cannot be written.") from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _reason(problem: Exception) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.checkpoint.tensor_file import read_tensors, write_tensors
+from headrace.checkpoint.tensor_file import check_target, read_tensors, write_tensors
 from headrace.cli.token_ids import read_token_ids
 from headrace.core.errors import UserError
 from headrace.engine.threads import check_threads
@@ -84,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     check_threads(args.threads)
+    check_target(args.out)
     for name in ("chunk", "split"):
         value = getattr(args, name)
         if value is not None and value < 1:
