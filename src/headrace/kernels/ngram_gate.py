@@ -36,4 +36,4 @@ def inject(x_TMD: Tensor, kv: Tensor, q_weight_MD: Tensor, k_weight_MD: Tensor, 
     dot = (x * q_weight_MD * k_weight_MD * key).sum(-1) * norm_x * norm_key * (1.0 / math.sqrt(width))
     gate = sigmoid(torch.copysign(dot.abs().clamp_min(1e-6).sqrt(), dot))
     out = (x + gate.unsqueeze(-1) * value).to(x_TMD.dtype)
-    return torch.where(dead_T.view(-1, 1, 1), x_TMD, out)
+    return torch.where(dead_T.view(num_rows, 1, 1), x_TMD, out)

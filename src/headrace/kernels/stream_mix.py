@@ -78,7 +78,7 @@ def mixes(
     x = widen(x_TMD)
     mean_square = x.square().mean(-1).mean(-1, keepdim=True)
     m = num_streams
-    c = linear_fp32(x.view(num_rows, -1), fn, base.shape[0]) * torch.rsqrt(mean_square + norm_eps)
+    c = linear_fp32(x.flatten(1), fn, base.shape[0]) * torch.rsqrt(mean_square + norm_eps)
     pre = sigmoid(c[:, :m] * scale[0] + base[:m]) + eps
     post = sigmoid(c[:, m : 2 * m] * scale[1] + base[m : 2 * m]) * 2.0
     logits = (c[:, 2 * m :] * scale[2] + base[2 * m :]).view(num_rows, m, m)
