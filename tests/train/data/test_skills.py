@@ -12,8 +12,10 @@ from headrace.core.errors import UserError
 from headrace.train.data import special_tokens
 from headrace.train.data.draws import Draws
 from headrace.train.data.packing import IGNORE, Sample
+from headrace.train.data.tasks.facts import FactTask
 from headrace.train.data.tasks.machines import BracketTask, MachineTask
 from headrace.train.data.tasks.markov import MarkovTask
+from headrace.train.data.tasks.relay import RelayTask
 from headrace.train.data.tasks.symbols import AdditionTask, CopyTask, DigitTask
 from headrace.train.data.tasks.task import Task
 from tests.train.data.small import encoder, tokenizer
@@ -163,8 +165,67 @@ def test_chains_of_one_seed_are_one_chain() -> None:
         (lambda: BracketTask(encoder=encoder(), max_depth=1), "a depth of at least 2"),
         (lambda: MarkovTask(symbol_ids=np.arange(9), probabilities=(0.5, 0.4)), "must be positive and sum to 1"),
         (lambda: MarkovTask(symbol_ids=np.arange(3)), "at most 3 successors"),
+        (lambda: RelayTask(digit_ids=np.arange(3), state_ids=np.arange(2), query_id=9), "as many answers as digits"),
+        (lambda: FactTask(encoder=encoder(), weights=(1, 0)), "weights of at least 1"),
     ],
 )
 def test_what_cannot_be_made_is_refused(make_wrong, message: str) -> None:
     with pytest.raises(UserError, match=message):
         make_wrong()
+
+
+RELAY = RelayTask(digit_ids=np.arange(10, 18), state_ids=np.arange(20, 28), query_id=5, gap=6)
+
+
+def test_a_relay_asks_for_the_sum_of_all_digits_so_far() -> None:
+    for seed in range(20):
+        sample = make(RELAY, seed, 100)
+        total, asked = 0, 0
+        for token_id, label in zip(sample.token_ids.tolist(), sample.labels.tolist(), strict=True):
+            if token_id == RELAY.query_id:
+                assert label == 20 + total % 8
+                asked += 1
+            else:
+                assert label == IGNORE
+                total += token_id - 10
+        assert asked == 100 // 7
+        assert [answer.start for answer in sample.answers] == list(range(6, 100, 7))
+    assert RELAY.make(Draws(0), 6) is None
+
+
+def test_the_last_gap_of_a_relay_alone_does_not_answer() -> None:
+    right = []
+    for seed in range(60):
+        sample = make(RELAY, seed, 100)
+        last = sample.answers[-1].start
+        near = int((sample.token_ids[last - 6 : last] - 10).sum()) % 8
+        right.append(int(sample.labels[last]) == 20 + near)
+    assert sum(right) / 60 < 0.3
+
+
+FACTS = FactTask(encoder=encoder(), num_facts=30)
+
+
+def test_facts_are_the_same_everywhere_and_differ() -> None:
+    facts = [FACTS.fact(index) for index in range(30)]
+    assert len({fact.sentence for fact in facts}) == 30
+    assert facts == [FactTask(encoder=encoder(), name="other").fact(index) for index in range(30)]
+    assert facts[0] != FactTask(encoder=encoder(), facts_seed=1).fact(0)
+    assert re.fullmatch(r"The [a-z]+ of [A-Z][a-z]{7} is", facts[0].sentence)
+
+
+def test_facts_come_as_often_as_their_weight_says() -> None:
+    texts = [tokenizer().decode(make(FACTS, seed).token_ids.tolist()) for seed in range(2100)]
+    index_of = {f"{special_tokens.BEGIN}{''.join(FACTS.fact(i))}.{special_tokens.END}": i for i in range(30)}
+    counts = Counter(index_of[text] % 3 for text in texts)
+    assert abs(counts[0] - 100) < 40
+    assert abs(counts[1] - 400) < 80
+    assert len(set(texts)) == 30
+
+
+def test_the_value_of_a_fact_is_judged_and_all_of_it_learned() -> None:
+    sample = FACTS.sample(4)
+    (judged,) = sample.answers
+    labels = sample.labels[judged.start : judged.start + judged.length].tolist()
+    assert tokenizer().decode(labels) == FACTS.fact(4).value
+    assert sample.labels[:-1].tolist() == sample.token_ids[1:].tolist()
