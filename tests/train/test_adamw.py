@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from headrace.core.errors import UserError
+from headrace.train.optim import adamw
 from headrace.train.optim.adamw import AdamW, AdamWSettings
 from headrace.train.optim.ownership import Owner
 from headrace.train.optim.parameter import Owned
@@ -34,15 +35,28 @@ def test_steps_equal_those_of_torch(dtype: torch.dtype) -> None:
 
 
 def test_rate_and_decay_are_those_of_each_parameter() -> None:
-    plain, fast, gain = (
-        owned(torch.ones(5), rate=r, decay=d, name=n) for r, d, n in ((1, 0, "p"), (5, 0, "f"), (1, 0.1, "g"))
+    plain, fast, gain, both = (
+        owned(torch.ones(5), rate=r, decay=d, name=n)
+        for r, d, n in ((1, 0, "p"), (5, 0, "f"), (1, 0.1, "g"), (5, 0.1, "b"))
     )
-    for parameter in (plain, fast, gain):
+    for parameter in (plain, fast, gain, both):
         parameter.tensor.grad = torch.full((5,), 2.0)
-    AdamW([plain, fast, gain], AdamWSettings()).step(RATE, 1.0)
+    AdamW([plain, fast, gain, both], AdamWSettings()).step(RATE, 1.0)
     assert plain.tensor.tolist() == pytest.approx([1 - RATE] * 5)
     assert fast.tensor.tolist() == pytest.approx([1 - 5 * RATE] * 5)
     assert gain.tensor.tolist() == pytest.approx([(1 - RATE * 0.1) - RATE] * 5)
+    assert both.tensor.tolist() == pytest.approx([(1 - 5 * RATE * 0.1) - 5 * RATE] * 5)
+
+
+def test_large_parameters_are_moved_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, gradient = torch.randn(7, 31), torch.randn(7, 31)
+    whole, parts = owned(start.clone()), owned(start.clone())
+    for parameter, part in ((whole, 2**18), (parts, 10)):
+        monkeypatch.setattr(adamw, "_PART", part)
+        parameter.tensor.grad = gradient.clone()
+        AdamW([parameter], AdamWSettings()).step(RATE, 1.0)
+    assert torch.equal(whole.tensor, parts.tensor)
+    assert not torch.equal(whole.tensor, start)
 
 
 def test_gradients_are_multiplied_with_the_factor_first() -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from headrace.core.errors import UserError
+from headrace.train.optim import muon
 from headrace.train.optim.muon import EXACT, FAST, HYBRID, Muon, MuonSettings, orthogonalize
 from headrace.train.optim.ownership import Owner
 from headrace.train.optim.parameter import Owned
@@ -187,6 +188,24 @@ def test_experts_and_projections_move_separately_whatever_shares_their_batch() -
     alone.tensor.grad = gradients["w1"][1].clone()
     Muon([alone], MuonSettings()).step(RATE, 1.0)
     assert torch.equal(together["w1"][1], alone.tensor)
+
+
+@pytest.mark.parametrize(("room", "sizes"), [(1, [1] * 7), (2, [2, 2, 2, 1]), (3, [3, 3, 1]), (100, [7])])
+def test_batches_hold_no_more_matrices_than_allowed(
+    monkeypatch: pytest.MonkeyPatch, room: int, sizes: list[int]
+) -> None:
+    seen: list[int] = []
+
+    def count(x_BMN: Tensor, settings: MuonSettings) -> Tensor:
+        seen.append(x_BMN.shape[0])
+        return x_BMN
+
+    monkeypatch.setattr(muon, "_iterate", count)
+    parameters = [owned(torch.zeros(3, 8, 16), 3, name="a"), owned(torch.zeros(4 * 16, 8), 4, name="b")]
+    for parameter in parameters:
+        parameter.tensor.grad = torch.zeros_like(parameter.tensor)
+    Muon(parameters, MuonSettings(max_batch=room * 8 * 16)).step(RATE, 1.0)
+    assert seen == sizes
 
 
 def test_five_fast_iterations_agree_with_the_optimizer_of_torch() -> None:

@@ -68,6 +68,17 @@ def test_a_spike_goes_back_and_the_same_data_is_trained_with_anticipation() -> N
     assert torch.equal(loop.weight, expected_weight(loop.place))
 
 
+def test_a_rollback_also_takes_back_what_the_detector_learnt() -> None:
+    loop = Walk(range(44, 46))
+    loop.stability.begin(0)
+    actions, pasts = [], {}
+    while "roll_back" not in actions:
+        actions.append(loop.step())
+        pasts[len(actions)] = loop.stability.state()["detector"]
+    assert loop.stability.state()["detector"] == pasts[40]
+    assert pasts[45] != pasts[40]
+
+
 def test_a_snapshot_is_unchanged_by_what_happens_after_it() -> None:
     loop = walk(60, bad=range(44, 46))
     assert torch.equal(loop.weight, expected_weight(loop.place))

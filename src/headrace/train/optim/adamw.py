@@ -10,6 +10,8 @@ from torch import Tensor
 from headrace.core.errors import UserError
 from headrace.train.optim.parameter import Owned
 
+_PART = 2**18  # values moved at once: what all passes over them touch stays in the cache
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWSettings:
@@ -63,15 +65,49 @@ class AdamW:
             rate: learning rate before the factor of a parameter's group.
             factor: what gradients are multiplied with first.
         """
-        beta1, beta2 = self._settings.mean_decay, self._settings.square_decay
         for index, parameter in enumerate(self._parameters):
             own_rate = rate * parameter.owner.rate
-            gradient = parameter.gradient() * factor
-            mean, square = self._means[index], self._squares[index]
-            count = int(self._steps[index].add_(1))
-            mean.lerp_(gradient, 1.0 - beta1)
-            square.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
-            root = square.sqrt().div_(sqrt(1.0 - beta2**count)).add_(self._settings.eps)
-            if parameter.owner.decay:
-                parameter.tensor.mul_(1.0 - own_rate * parameter.owner.decay)
-            parameter.tensor.addcdiv_(mean, root, value=-own_rate / (1.0 - beta1**count))
+            constants = self._constants(int(self._steps[index].add_(1)), own_rate, parameter.owner.decay, factor)
+            flat = parameter.tensor.view(-1), parameter.gradient().reshape(-1)
+            moments = self._means[index].view(-1), self._squares[index].view(-1)
+            parts = [values.split(_PART) for values in (*flat, *moments)]
+            for values, gradient, mean, square in zip(*parts, strict=True):
+                _update(values, gradient, mean, square, constants)
+
+    def _constants(self, count: int, rate: float, decay: float, factor: float) -> "_Constants":
+        """Work out the numbers of one step of one parameter; `count` is the number of its steps, this one included."""
+        beta1, beta2 = self._settings.mean_decay, self._settings.square_decay
+        return _Constants(
+            beta1=beta1,
+            beta2=beta2,
+            mean_weight=(1.0 - beta1) * factor,
+            square_weight=(1.0 - beta2) * factor * factor,
+            kept=1.0 - rate * decay,
+            rate=rate / (1.0 - beta1**count),
+            root=sqrt(1.0 - beta2**count),
+            eps=self._settings.eps,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Constants:
+    """Numbers of one step: decays and weights of the moments, share of the value kept, rate, root of the correction."""
+
+    beta1: float
+    beta2: float
+    mean_weight: float
+    square_weight: float
+    kept: float
+    rate: float
+    root: float
+    eps: float
+
+
+def _update(values: Tensor, gradient: Tensor, mean: Tensor, square: Tensor, by: _Constants) -> None:
+    """Move some values of one parameter and their moments."""
+    mean.mul_(by.beta1).add_(gradient, alpha=by.mean_weight)
+    square.mul_(by.beta2).addcmul_(gradient, gradient, value=by.square_weight)
+    root = square.sqrt().div_(by.root).add_(by.eps)
+    if by.kept != 1.0:
+        values.mul_(by.kept)
+    values.addcdiv_(mean, root, value=-by.rate)
