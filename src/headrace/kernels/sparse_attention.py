@@ -120,11 +120,16 @@ def attend(
     positions = torch.arange(first, first + num_rows, device=q_TQH.device)
     scores = scores.masked_fill_(_window_mask(positions, window, keys.floor).unsqueeze(1), float("-inf"))
     if selected is None:
-        peak = scores.detach().amax(-1, keepdim=True)
+        peak = _peak(scores.detach().amax(-1, keepdim=True), sink_Q)
         weights, total = _weights(scores, peak, q_TQH.dtype)
         total = total + torch.exp((sink_Q.unsqueeze(-1) - peak).contiguous())
         return (_window_values(weights, tiles, offset) / total).to(q_TQH.dtype)
     return _attend_selected(q_TQH, scores, tiles, offset, selected, sink_Q, scale)
+
+
+def _peak(largest_TQ1: Tensor, sink_Q: Tensor) -> Tensor:
+    """Return the largest score, or the sink where a query may look at nothing: its value is then 0, not NaN."""
+    return torch.where(largest_TQ1 == float("-inf"), sink_Q.detach().unsqueeze(-1), largest_TQ1)
 
 
 def _weights(scores: Tensor, peak: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -160,7 +165,7 @@ def _attend_selected(
         entry_scores = torch.bmm(widen(q_TQH[rows]), entries.transpose(1, 2)).mul_(scale)
         entry_scores = entry_scores.masked_fill_((picked < 0).unsqueeze(1), float("-inf"))
         peaks = scores[rows].detach().amax(-1, keepdim=True), entry_scores.detach().amax(-1, keepdim=True)
-        peak = torch.maximum(*peaks)
+        peak = _peak(torch.maximum(*peaks), sink_Q)
         weights, total = _weights(scores[rows], peak, q_TQH.dtype)
         entry_weights, entry_total = _weights(entry_scores, peak, q_TQH.dtype)
         totals.append(total + entry_total + torch.exp((sink_Q.unsqueeze(-1) - peak).contiguous()))
