@@ -93,11 +93,19 @@ class DenseExperts:
 
     def gate_up(self, experts: Sequence[int]) -> Tensor:
         """Select gate and up matrices."""
-        return self._gate_up[list(experts)].flatten(0, 1)
+        return _select(self._gate_up, experts)
 
     def down(self, experts: Sequence[int]) -> Tensor:
         """Select down matrices."""
-        return self._down[list(experts)].flatten(0, 1)
+        return _select(self._down, experts)
+
+
+def _select(matrices_ENK: Tensor, experts: Sequence[int]) -> Tensor:
+    """Return matrices of ascending experts, [n * N, K]; without a copy if no expert between them is left out."""
+    first, last = experts[0], experts[-1]
+    if last - first + 1 == len(experts):
+        return matrices_ENK[first : last + 1].flatten(0, 1)
+    return matrices_ENK.index_select(0, torch.tensor(experts, device=matrices_ENK.device)).flatten(0, 1)
 
 
 def routed_experts(
@@ -117,6 +125,7 @@ def routed_experts(
 
     Numerics: FP4 weights are decoded exactly; each product is rounded to bfloat16; the routing weight multiplies
         before the down product; the sum over a token's experts runs in ascending order in float32. Row-invariant.
+        Gradients are gathered without atomic additions, so threads do not change them.
     Source: spec section 3.8.
     """
     num_rows, per_token = routes.experts_TK.shape
@@ -129,11 +138,11 @@ def routed_experts(
         # a column of a product does not depend on the columns beside it, so the bits are those of `_each`
         gate_up = linear(x_TD, experts.gate_up(used).to(x_TD.dtype)).view(len(used), -1)
     else:
-        rows = x_TD[torch.div(order, per_token, rounding_mode="floor")].split(sizes)
+        rows = x_TD.index_select(0, torch.div(order, per_token, rounding_mode="floor")).split(sizes)
         gate_up = _each(rows, used, experts.gate_up, experts.elements)
     gate, up = gate_up.chunk(2, 1)
     hidden = clamped_swiglu(gate, up, limit)
-    hidden = hidden * routes.weights_TK.reshape(-1)[order].unsqueeze(-1)
+    hidden = hidden * routes.weights_TK.reshape(-1).index_select(0, order).unsqueeze(-1)
     parts = quantise(hidden.to(x_TD.dtype)).split(sizes)
     return _sum_per_token(_each(parts, used, experts.down, experts.elements), order, num_rows, per_token)
 
@@ -161,7 +170,7 @@ def _sum_per_token(out_PD: Tensor, order: Tensor, num_rows: int, per_token: int)
     place = torch.empty_like(order)
     place[order] = torch.arange(order.shape[0], device=order.device)
     place = place.view(num_rows, per_token)
-    total = widen(out_PD[place[:, 0]])
+    total = widen(out_PD.index_select(0, place[:, 0]))
     for slot in range(1, per_token):
-        total += out_PD[place[:, slot]]
+        total += out_PD.index_select(0, place[:, slot])
     return total

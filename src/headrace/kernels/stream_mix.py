@@ -12,6 +12,8 @@ from headrace.kernels.activation import sigmoid
 from headrace.kernels.precision import widen
 from headrace.kernels.product import linear_fp32
 
+_TILE_ROWS = 128  # rows of streams worked on at once; several passes over larger pieces go to memory each time
+
 
 @dataclass(frozen=True)
 class Mixes:
@@ -74,19 +76,32 @@ def mixes(
     Numerics: float32; the product first, then the statistic.
     Source: spec section 3.2.
     """
-    num_rows, num_streams, _ = x_TMD.shape
+    num_rows, m, _ = x_TMD.shape
+    tiles = [_scaled_product(tile, fn, base.shape[0], norm_eps) for tile in x_TMD.split(_TILE_ROWS)]
+    c = tiles[0] if len(tiles) == 1 else torch.cat(tiles)
+    # one factor per column: threads would split the sum over all rows that is the gradient of a single factor
+    pre_scale, post_scale, comb_scale = (part.expand(n) for part, n in zip(scale, (m, m, m * m), strict=True))
+    c = c * torch.cat([pre_scale, post_scale, comb_scale]) + base
+    pre = sigmoid(c[:, :m]) + eps
+    post = sigmoid(c[:, m : 2 * m]) * 2.0
+    logits = c[:, 2 * m :].reshape(num_rows, m, m)
+    return Mixes(pre, post, sinkhorn(logits, iterations, eps))
+
+
+def _scaled_product(x_TMD: Tensor, fn: Tensor, columns: int, eps: float) -> Tensor:
+    """Return fn times the flattened streams over their root mean square, [T, columns] float32."""
     x = widen(x_TMD)
     mean_square = x.square().mean(-1).mean(-1, keepdim=True)
-    m = num_streams
-    c = linear_fp32(x.flatten(1), fn, base.shape[0]) * torch.rsqrt(mean_square + norm_eps)
-    pre = sigmoid(c[:, :m] * scale[0] + base[:m]) + eps
-    post = sigmoid(c[:, m : 2 * m] * scale[1] + base[m : 2 * m]) * 2.0
-    logits = (c[:, 2 * m :] * scale[2] + base[2 * m :]).view(num_rows, m, m)
-    return Mixes(pre, post, sinkhorn(logits, iterations, eps))
+    return linear_fp32(x.flatten(1), fn, columns) * torch.rsqrt(mean_square + eps)
 
 
 def collapse(x_TMD: Tensor, pre_TM: Tensor) -> Tensor:
     """Return sum over streams of pre * x as bfloat16 [T, D]; float32 products and sums in stream order."""
+    tiles = [_collapse_rows(*parts) for parts in zip(x_TMD.split(_TILE_ROWS), pre_TM.split(_TILE_ROWS), strict=True)]
+    return tiles[0] if len(tiles) == 1 else torch.cat(tiles)
+
+
+def _collapse_rows(x_TMD: Tensor, pre_TM: Tensor) -> Tensor:
     out = widen(x_TMD[:, 0]) * pre_TM[:, 0:1]
     for stream in range(1, x_TMD.shape[1]):
         out += widen(x_TMD[:, stream]) * pre_TM[:, stream : stream + 1]
@@ -96,8 +111,26 @@ def collapse(x_TMD: Tensor, pre_TM: Tensor) -> Tensor:
 def expand(out_TD: Tensor, x_TMD: Tensor, mix: Mixes) -> Tensor:
     """Return the new streams bf16(post_j * out + sum_i comb_ij * x_i), [T, M, D].
 
-    Numerics: float32; the sum runs over the first index of comb.
+    Numerics: float32; the sum runs over the first index of comb, one source stream after the other, as the vendor's
+        does. Rows are taken in tiles that stay in cache.
     Source: spec section 3.2, Expand.
     """
-    mixed = torch.bmm(mix.comb_TMM.transpose(1, 2), widen(x_TMD))
-    return mixed.add_(widen(out_TD).unsqueeze(1) * mix.post_TM.unsqueeze(-1)).to(x_TMD.dtype)
+    tiles = [
+        _expand_rows(*parts)
+        for parts in zip(
+            out_TD.split(_TILE_ROWS),
+            x_TMD.split(_TILE_ROWS),
+            mix.post_TM.split(_TILE_ROWS),
+            mix.comb_TMM.split(_TILE_ROWS),
+            strict=True,
+        )
+    ]
+    return tiles[0] if len(tiles) == 1 else torch.cat(tiles)
+
+
+def _expand_rows(out_TD: Tensor, x_TMD: Tensor, post_TM: Tensor, comb_TMM: Tensor) -> Tensor:
+    x = widen(x_TMD)
+    carried = comb_TMM[:, 0].unsqueeze(-1) * x[:, 0:1]
+    for stream in range(1, x.shape[1]):
+        carried += comb_TMM[:, stream].unsqueeze(-1) * x[:, stream : stream + 1]
+    return (post_TM.unsqueeze(-1) * widen(out_TD).unsqueeze(1) + carried).to(x_TMD.dtype)
