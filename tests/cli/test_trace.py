@@ -246,7 +246,10 @@ def test_parts_the_model_has_not_are_refused(tmp_path: Path, capsys: pytest.Capt
 
 def test_places_that_cannot_be_written_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = write_ids(tmp_path, [1, 2, 3])
-    for out, words in ((tmp_path, "is a folder"), (tmp_path / "no" / "out.safetensors", "cannot be written")):
+    for out, words in (
+        (tmp_path, "the name of a file to write is accepted"),
+        (tmp_path / "no" / "out.safetensors", "cannot be written"),
+    ):
         assert main(["trace", str(FOLDER), "--token-ids", ids, "--out", str(out)]) == 2
         assert words in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["ids.json"]
