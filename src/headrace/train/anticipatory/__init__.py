@@ -8,13 +8,13 @@ One step of a loop that anticipates, `queue` a `LookAhead` of delta batches:
 
     for place, batch in queue.unrouted():       # one batch once the queue is filled
         record = RouteRecord()
-        forward(batch, record.recorder(micro_batch))   # no gradient, today's parameters
+        forward(batch, record.recorder(micro_batch))  # no gradient, today's parameters
         queue.store(place, record)
     queued = queue.advance()
     train(queued.batch, queued.routes.player(micro_batch))
 
-`benchmarks/` measures what the forward-only passes cost: the time of that loop against `train(queue.advance().batch,
-LiveRoutes())` on the same batches.
+The model takes a source as `PassRouter(source, ...)`, made anew for every pass. When anticipation ends, the queue forgets
+its routes. `benchmarks/anticipatory_routing.py` measures what the forward-only passes cost.
 """
 
 from headrace.train.anticipatory.detector import Alarm, Detector, DetectorSettings, Observation
