@@ -13,8 +13,8 @@ One step of a loop that anticipates, `queue` a `LookAhead` of delta batches:
     queued = queue.advance()
     train(queued.batch, queued.routes.player(micro_batch))
 
-The model takes a source as `PassRouter(source, ...)`, made anew for every pass. When anticipation ends, the queue forgets
-its routes. `benchmarks/anticipatory_routing.py` measures what the forward-only passes cost.
+The model takes a source as `PassRouter(source, ...)`, made anew for every pass. When anticipation ends, the queue is
+told to forget its routes. `benchmarks/anticipatory_routing.py` measures what the forward-only passes cost.
 """
 
 from headrace.train.anticipatory.detector import Alarm, Detector, DetectorSettings, Observation
