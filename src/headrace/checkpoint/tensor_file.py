@@ -16,6 +16,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     Raises:
         UserError: the file is missing, unreadable or not a whole safetensors file.
     """
+    if path.exists() and (not path.is_file() or not os.access(path, os.R_OK)):
+        raise UserError(f"{path} is not a file that may be read; a safetensors file is accepted.")
     try:
         return load_file(path)
     except FileNotFoundError:

@@ -4,6 +4,7 @@ Exit status: 0 done, 2 wrong use or refused input (one sentence on standard erro
 """
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -52,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status; 130 after an interrupt.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a letter gets a question mark
     arguments = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in arguments if not word.startswith("-")), None)
     try:

@@ -67,6 +67,8 @@ def read_json(path: Path, *, max_bytes: int, error: type[UserError] = UserError)
     Raises:
         UserError: (or `error`) the file is missing, unreadable, too long, or refused by `parse_json`.
     """
+    if path.exists() and not path.is_file():
+        raise error(f"{path} is not a regular file; a JSON file is accepted.")
     try:
         with path.open("rb") as file:
             text = file.read(max_bytes + 1)

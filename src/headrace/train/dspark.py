@@ -160,7 +160,7 @@ class DraftTrainer:
         embed = builder.stored("embed.weight").detach()
         ids = torch.full((len(rows), draft.block_size), draft.noise_token_id)
         ids[:, 0] = known
-        x = embed[ids].flatten(0, 1).unsqueeze(1).expand(-1, config.num_streams, -1).contiguous()
+        x = functional.embedding(ids, embed).flatten(0, 1).unsqueeze(1).expand(-1, config.num_streams, -1).contiguous()
         pre = torch.zeros((x.shape[0], config.num_streams), dtype=widen(x[:0]).dtype)
         pre[:, 0] = 1.0
         block_positions = (positions.unsqueeze(1) + 1 + torch.arange(draft.block_size)).flatten()
@@ -188,9 +188,7 @@ class DraftTrainer:
         attn_mix = half_mixes(x, layer.attn_mix, config)
         u = half_input(x, pre, layer.attn_norm, config)
         projected = project(rounding.inputs(u), layer.attention, turn, config, rounding)
-        entries = torch.cat(
-            [context[slots.clamp_min(0)], projected.window_TH.unflatten(0, (-1, size))], 1
-        )  # [A, W + X, H]
+        entries = torch.cat([_rows(context, slots), projected.window_TH.unflatten(0, (-1, size))], 1)  # [A, W + X, H]
         hidden = functional.pad(slots < 0, (0, size))
         value = _attend_blocks(
             projected.q_TQH.unflatten(0, (-1, size)), entries, hidden, layer.attention.sink, config.head_dim**-0.5
@@ -206,7 +204,7 @@ class DraftTrainer:
         last = f"mtp.{draft.num_layers - 1}"
         hidden = rms_norm(y_AXD, builder.wide(f"{last}.norm.weight"), config.norm_eps).flatten(0, 1)
         base = linear_fp32(hidden, pad_columns(head.detach()), config.vocab_size)
-        previous = builder.stored(f"{last}.markov_head.embed.weight")[known[:, :-1].flatten()]
+        previous = functional.embedding(known[:, :-1].flatten(), builder.stored(f"{last}.markov_head.embed.weight"))
         bias = linear_fp32(previous, pad_columns(builder.wide(f"{last}.markov_head.head.weight")), config.vocab_size)
         logits = base + bias
         features = torch.cat([y_AXD.flatten(0, 1), previous], 1)
@@ -230,6 +228,11 @@ class DraftTrainer:
             confidence.detach(),
             acceptance.view(-1, draft.block_size),
         )
+
+
+def _rows(table_NH: Tensor, slots_AS: Tensor) -> Tensor:
+    """Return rows [A, S, H] of a table (-1 reads row 0); a gradient that no number of threads changes."""
+    return table_NH.index_select(0, slots_AS.clamp_min(0).flatten()).view(*slots_AS.shape, -1)
 
 
 def _rounding(quant: QuantPlan) -> Rounding:
