@@ -14,7 +14,7 @@ from torch import Tensor
 from headrace.kernels.product import linear
 
 KEY_TILE = 4096
-_SCORE_BYTES = 24 << 20
+_SCORE_BYTES = 8 << 20
 _HIDDEN = -(1 << 63)
 _LOW_32 = 0xFFFFFFFF
 
@@ -155,7 +155,7 @@ def scan(
 
 def _row_step(query: IndexQuery, num_blocks: int) -> int:
     """Return how many rows to score at once: scores of one tile, and block peaks of the whole scan, stay small."""
-    scores = query.q_TJI.shape[1] * KEY_TILE * (4 if query.is_fp32 else 2)
+    scores = KEY_TILE * (query.q_TJI.shape[1] * (4 if query.is_fp32 else 2) + 8)  # per head, and one packed key
     return max(1, _SCORE_BYTES // (scores + 8 * num_blocks))
 
 
