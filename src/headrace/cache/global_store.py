@@ -87,14 +87,18 @@ class GlobalStore:
         """Return the values of rows [T, K] (-1 reads row 0; its weight must be zero) as bfloat16 [T, K, H].
 
         Rows that several queries picked are decoded once.
+
+        Raises:
+            InternalError: a row is not stored.
         """
+        self._check_picks(rows_TK)
         picks = rows_TK.clamp_min(0).view(-1)
         if self.length == 0 or self.length > _SHARED_DECODE * picks.shape[0]:
-            return self._decode(picks).view(*rows_TK.shape, -1)
+            return self._decode(picks).view(*rows_TK.shape, self._head_dim)
         is_picked = torch.zeros(self.length, dtype=torch.bool, device=picks.device)
         is_picked[picks] = True
         place = is_picked.cumsum(0) - 1
-        return self._decode(is_picked.nonzero().view(-1))[place[picks]].view(*rows_TK.shape, -1)
+        return self._decode(is_picked.nonzero().view(-1))[place[picks]].view(*rows_TK.shape, self._head_dim)
 
     def _decode(self, rows: Tensor) -> Tensor:
         return block_quant.decode_q4k(self._take(0, rows), self._take(1, rows))
@@ -106,7 +110,12 @@ class GlobalStore:
         return block_quant.decode_q4i(codes[low:high], scales[low:high])
 
     def gather_index_keys(self, rows_TK: Tensor) -> Tensor:
-        """Return the index keys of rows [T, K] (-1 reads row 0) as bfloat16 [T, K, I]."""
+        """Return the index keys of rows [T, K] (-1 reads row 0) as bfloat16 [T, K, I].
+
+        Raises:
+            InternalError: a row is not stored.
+        """
+        self._check_picks(rows_TK)
         return block_quant.decode_q4i(self._take(2, rows_TK), self._take(3, rows_TK))
 
     def _take(self, which: int, rows_TK: Tensor) -> Tensor:
@@ -115,6 +124,10 @@ class GlobalStore:
             plane = plane.new_zeros((1, plane.shape[1]))
         taken = torch.index_select(plane, 0, rows_TK.clamp_min(0).view(-1))
         return taken.view(*rows_TK.shape, plane.shape[1])
+
+    def _check_picks(self, rows_TK: Tensor) -> None:
+        if rows_TK.numel():
+            self._check(int(rows_TK.amax()) + 1)
 
     def _check(self, high: int) -> None:
         if high > self.length:
