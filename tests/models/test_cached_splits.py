@@ -80,8 +80,8 @@ def golden_images() -> tuple[np.ndarray, PromptImages]:
 @pytest.mark.parametrize(
     "options",
     [
-        *({"mode": "full", "split": split} for split in (3, 5, 6, 9, 14, 15)),  # the span is 5 to 14
-        *({"mode": mode, "chunk": chunk} for mode in MODES for chunk in (1, 4, 7, 10)),
+        *({"mode": "full", "split": split} for split in (5, 9, 14)),  # the span is 5 to 14
+        *({"mode": mode, "chunk": chunk} for mode in MODES for chunk in (1, 4, 7)),
     ],
     ids=str,
 )
@@ -107,7 +107,7 @@ def test_chunks_of_a_long_prompt_are_the_plain_run_in_every_shape(shape: str, mo
     own = synthetic(shape)
     ids = own.ids(LONG)
     whole = traced(own.model, ids, mode=mode)
-    for chunk in (7, 50, 64):
+    for chunk in (7, 64):
         assert differing(traced(own.model, ids, mode=mode, chunk=chunk), whole) == [], f"chunks of {chunk}"
 
 
@@ -221,7 +221,7 @@ def test_a_batch_with_images_equals_solo_runs() -> None:
     assert same_bits(together, torch.cat(solo))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("shape", ["three streams", "five streams, no draft", "pairs in the decoder"])
 def test_any_schedule_of_steps_gives_the_logits_of_solo_runs(shape: str, seed: int) -> None:
     """Every step takes some of the sequences on by different numbers of tokens."""
