@@ -21,6 +21,7 @@ INDEX_NAME = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own reader
 _MAX_INDEX_BYTES = 256 * 2**20
 _LENGTH_BYTES = 8
+_MAX_DIMENSIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +172,11 @@ def _entry(path: Path, name: str, value: Any, start: int) -> TensorEntry:
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in FORMATS:
         raise CheckpointError(f"{where} has dtype {dtype!r}; {', '.join(FORMATS)} are accepted.")
-    if not _are_counts(shape):
-        raise CheckpointError(f"{where} has shape {shape!r}; a list of whole numbers is accepted.")
+    if not _are_counts(shape) or len(shape) > _MAX_DIMENSIONS:
+        shown = repr(shape)[:80]
+        raise CheckpointError(
+            f"{where} has shape {shown}; a list of up to {_MAX_DIMENSIONS} whole numbers is accepted."
+        )
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise CheckpointError(f"{where} has data_offsets {offsets!r}; a start and an end are accepted.")
     spec = TensorSpec(name, tuple(shape), dtype)

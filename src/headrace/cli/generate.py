@@ -87,7 +87,8 @@ def _prompt(args: argparse.Namespace) -> str | list[int]:
 
 @contextmanager
 def _loading(path: Path | None) -> Iterator[Callable[[int], object] | None]:
-    total = sum(file.stat().st_size for file in path.glob("*.safetensors")) if path is not None and path.is_dir() else 0
+    files = path.glob("*.safetensors") if path is not None and path.is_dir() else ()
+    total = sum(file.stat().st_size for file in files if file.is_file())
     with byte_progress("loading", total) as progress:
         yield progress
 

@@ -74,6 +74,9 @@ def _check_widths(config: Config) -> None:
     _multiple("moe_intermediate_size", config.expert_dim, block, scales)
     _multiple("head_dim", config.head_dim, block, "cache entries are stored in groups of that size")
     _multiple("index_head_dim", config.index_head_dim, block, "index keys are stored in groups of that size")
+    if config.window > config.max_positions:
+        rule = f"at most the max_position_embeddings of {config.max_positions} is accepted"
+        raise _refuse("sliding_window", config.window, rule)
     _multiple("num_attention_heads", config.num_heads, config.o_groups, f"o_groups is {config.o_groups}")
     limit = min(config.head_dim, config.index_head_dim)
     if config.rope_dim % 2 or config.rope_dim > limit:

@@ -73,7 +73,10 @@ def _select_segment(
     work: Work,
 ) -> tuple[Tensor, Tensor]:
     """Return picks [n, K] and kept blocks [n, B] of one segment."""
-    top_k, count, size = config.index_topk, config.candidate_blocks, config.candidate_block_size
+    size = config.candidate_block_size
+    # as many slots as there can be entries: a configuration may allow more
+    top_k = min(config.index_topk, config.max_positions)
+    count = min(config.candidate_blocks, -(-config.max_positions // size))
     visible = query.visible_T
     blocks = visible.new_full((segment.count, count if plan.has_candidates else 0), -1)
     easy = _rows_up_to(visible, top_k)
