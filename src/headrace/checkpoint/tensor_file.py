@@ -36,9 +36,11 @@ def check_target(path: Path) -> Path:
     if target.exists() and not target.is_file():
         raise UserError(f"{path} is not a regular file; the name of a file to write is accepted.")
     if not target.parent.is_dir():
-        raise UserError(f"the folder of {path} does not exist; a file in an existing folder is accepted.")
+        raise UserError(
+            f"{path} cannot be written: its folder does not exist; a file in an existing folder is accepted."
+        )
     if not os.access(target.parent, os.W_OK):
-        raise UserError(f"the folder of {path} may not be written to.")
+        raise UserError(f"{path} cannot be written: its folder may not be written to; another folder is needed.")
     return target
 
 

@@ -68,7 +68,8 @@ def read_json(path: Path, *, max_bytes: int, error: type[UserError] = UserError)
         UserError: (or `error`) the file is missing, unreadable, too long, or refused by `parse_json`.
     """
     if path.exists() and not path.is_file():
-        raise error(f"{path} is not a regular file; a JSON file is accepted.")
+        kind = "a directory" if path.is_dir() else "not a regular file"
+        raise error(f"{path} is {kind}; a JSON file is accepted.")
     try:
         with path.open("rb") as file:
             text = file.read(max_bytes + 1)
