@@ -8,20 +8,21 @@ from headrace.kernels.block_quant import Quantiser
 
 
 class GraphStore:
-    """Global entries and index keys of one KV source, for one document; written once."""
+    """Global entries and index keys of one KV source, for one document; written once, or never in a short one."""
 
-    def __init__(self, ratio: int, kv: Quantiser, index: Quantiser) -> None:
+    def __init__(self, ratio: int, kv: Quantiser, index: Quantiser, no_entries_CH: Tensor, no_keys_CI: Tensor) -> None:
+        """Start empty, with entries and keys of no rows that say width and dtype."""
         self.ratio = ratio
         self.length = 0
         self._kv = kv
         self._index = index
-        self._entries = torch.empty(0)
-        self._keys = torch.empty(0)
+        self._entries = no_entries_CH
+        self._keys = no_keys_CI
 
     def append(self, entries_CH: Tensor, index_keys_CI: Tensor) -> None:
-        """Round and keep the document's entries and its index keys (those without gradient)."""
+        """Round and keep the document's entries and its index keys."""
         self._entries = self._kv(entries_CH)
-        self._keys = self._index(index_keys_CI.detach())
+        self._keys = self._index(index_keys_CI)
         self.length = entries_CH.shape[0]
 
     @property
@@ -29,15 +30,17 @@ class GraphStore:
         """All entries [C, H], with gradient."""
         return self._entries
 
+    @property
+    def keys(self) -> Tensor:
+        """All index keys [C, I]; their gradient reaches the key projection and its norm only."""
+        return self._keys
+
     def gather(self, rows_TK: Tensor) -> Tensor:
         """Return entries of rows [T, K] (-1 reads row 0) as [T, K, H]; zeros if there are none."""
         if self.length == 0:
-            return torch.zeros((*rows_TK.shape, self._width()), device=rows_TK.device)
+            return self._entries.new_zeros((*rows_TK.shape, self._entries.shape[1]))
         picked = torch.index_select(self._entries, 0, rows_TK.clamp_min(0).reshape(-1))
         return picked.view(*rows_TK.shape, -1)
-
-    def _width(self) -> int:
-        return self._entries.shape[-1] if self._entries.dim() == 2 else 1
 
     def index_keys(self, low: int, high: int) -> Tensor:
         """Return index keys `low` .. `high` - 1, [n, I]."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from headrace.core.errors import UserError
 from headrace.kernels.block_quant import fake_q4i, fake_q4k, fake_q8
 from headrace.kernels.ngram_gate import inject
 from headrace.kernels.product import linear, linear_fp32, pad_columns
@@ -48,10 +49,29 @@ class Segment:
 
 @dataclass(frozen=True)
 class Document:
-    """One document: token ids [n] int64 and the decoder's segments (None: the decoder runs on all of it)."""
+    """One document: token ids [n] int64, n > 0, and the decoder's segments (None: the decoder runs on all of it).
+
+    Segments may overlap; each has windows of its own, so its floor is its first row.
+    """
 
     token_ids: np.ndarray
     segments: tuple[Segment, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no pass could run.
+
+        Raises:
+            UserError: there are no tokens or no segments, or a segment lies outside or its floor elsewhere.
+        """
+        count = len(self.token_ids)
+        if count == 0 or self.segments == ():
+            raise UserError("a document to train on needs at least one token and one decoder segment")
+        for one in self.segments or ():
+            if not (0 <= one.low < one.high <= count and one.floor == one.low):
+                raise UserError(
+                    f"{one} does not fit a document of {count} tokens; rows from 0 to {count}, low < high, and a floor "
+                    "equal to low are accepted"
+                )
 
 
 @dataclass(frozen=True)
@@ -69,7 +89,8 @@ class GraphOutput:
 
     `hidden_TD` [T, D] are the normalised final states of the decoder's rows, laid out as `rows`; `taps` one [T, D] per
     tapped layer; `routes` one per MoE layer, in order; `records` per layer with global attention, if asked for;
-    `documents` the states that hold each document's global entries.
+    `published` [n, K] picks per index source and segment, `pools` [n, B] candidate blocks per decoder segment (see
+    `Published`); `documents` the states that hold each document's global entries.
     """
 
     hidden_TD: Tensor
@@ -78,6 +99,7 @@ class GraphOutput:
     routes: list[Routes]
     records: dict[int, LayerRecord]
     published: dict[int, list[Tensor]]
+    pools: list[Tensor]
     documents: list[DocumentState]
     layers: list[LayerWeights]
     head: Tensor = field(repr=False)
@@ -150,7 +172,7 @@ class _Run:
         self._states = [self._state(quant) for _ in documents]
         self._rows = self._all_rows()
         ids = torch.from_numpy(np.concatenate([document.token_ids for document in documents]))
-        x = self._builder.stored("embed.weight")[ids]
+        x = torch.nn.functional.embedding(ids, self._builder.stored("embed.weight"))
         self._x = x.unsqueeze(1).expand(-1, config.num_streams, -1).contiguous()
         self._pre = torch.zeros(
             (len(ids), config.num_streams), dtype=torch.float64 if self._is_double else torch.float32
@@ -171,8 +193,11 @@ class _Run:
 
     def _state(self, quant: QuantPlan) -> DocumentState:
         kv, index = choose(quant.global_kv, fake_q4k), choose(quant.index, fake_q4i)
-        stores = {s: GraphStore(self._config.compress_ratios[s], kv, index) for s in self._config.kv_sources}
-        return DocumentState(stores, self._config.cut)
+        config, dtype = self._config, self._options.dtype
+        widths = (config.head_dim, config.index_head_dim)
+        empty = [torch.zeros((0, width), dtype=dtype, device=self._graph.frequencies.plain.device) for width in widths]
+        stores = {s: GraphStore(config.compress_ratios[s], kv, index, *empty) for s in config.kv_sources}
+        return DocumentState(stores, config.cut)
 
     def _all_rows(self) -> Rows:
         segments, positions, offset = [], [], 0
@@ -233,6 +258,7 @@ class _Run:
 
     def _finish(self, weights: LayerWeights, attn_mix: Mixes, out_TD: Tensor) -> Finished:
         chosen: list[Routes] = []
+        x_TMD = self._x  # held here: a recomputation in the backward pass comes when `self._x` is another layer's
 
         def choose_and_keep(u_TD: Tensor, moe: MoeWeights, is_image: Tensor | None) -> Routes:
             routes = self._router(u_TD, moe, is_image)
@@ -242,7 +268,7 @@ class _Run:
         def finish() -> Finished:
             return finish_layer(
                 weights,
-                self._x,
+                x_TMD,
                 attn_mix,
                 out_TD,
                 None,
@@ -293,8 +319,9 @@ class _Run:
                 offset += count
         index = torch.cat(kept)
         self._rows = Rows(tuple(segments), self._rows.positions[index], None)
-        self._x, self._pre = self._x[index], self._pre[index]
-        self._taps = [tap[index] for tap in self._taps]
+        # `index_select`, not an index: its gradient has one order of additions for rows of several segments
+        self._x, self._pre = self._x.index_select(0, index), self._pre.index_select(0, index)
+        self._taps = [tap.index_select(0, index) for tap in self._taps]
         if self._ngram_ids is not None:
             self._ngram_ids = self._ngram_ids[index.numpy()]
 
@@ -308,6 +335,7 @@ class _Run:
             routes=self._routes,
             records=self._records,
             published=self._picked,
+            pools=self._published.blocks,
             documents=self._states,
             layers=self._layers,
             head=self._builder.wide("head.weight"),

@@ -7,6 +7,7 @@ checkpoint gives when it is loaded.
 import torch
 from torch import Tensor
 
+from headrace.kernels.block_quant import straight_through
 from headrace.kernels.grouped_experts import DenseExperts
 from headrace.kernels.product import pad_columns
 from headrace.models.deepseek_v41.parameters import (
@@ -54,7 +55,10 @@ class LayerBuilder:
         return weight.to(self._dtype)
 
     def _as_bfloat16(self, weight: Tensor) -> Tensor:
-        return weight.to(torch.bfloat16) if self._quant.dense_weights else weight
+        """Round to bfloat16 when weights are quantised; the gradient is not rounded."""
+        if not self._quant.dense_weights:
+            return weight
+        return straight_through(weight, weight.detach().to(torch.bfloat16).to(weight.dtype))
 
     def layer(self, plan: LayerPlan, prefix: str) -> LayerWeights:
         """Build one backbone or draft layer; its n-gram memory stays with the graph."""

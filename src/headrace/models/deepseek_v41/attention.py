@@ -154,7 +154,8 @@ class LayerAttention:
         first = store.length
         positions = torch.arange(first, first + latent.shape[0], device=latent.device) * store.ratio
         cos, sin = rotation(positions, self._frequencies)
-        keys = rms_norm(linear(latent, weights.index_key), weights.index_key_norm, self._config.norm_eps)
+        # detached: what teaches the index keys never moves the latent
+        keys = rms_norm(linear(latent.detach(), weights.index_key), weights.index_key_norm, self._config.norm_eps)
         store.append(rotate(latent, cos, sin), rotate(keys, cos, sin))
 
     def run(
