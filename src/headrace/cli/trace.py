@@ -109,5 +109,7 @@ def _images(args: argparse.Namespace, model: Any, token_ids: np.ndarray) -> Prom
             f"{args.images} has token_types for {types.numel()} tokens, the sequence has {len(token_ids)}.",
             param="images",
         )
+    if types.is_floating_point() or types.dtype == torch.bool:
+        raise UserError(f"{args.images} has token_types of dtype {types.dtype}; whole numbers are accepted.")
     is_image, rows = encode_images(model, patches, types.reshape(-1).numpy())
     return PromptImages(is_image, rows)

@@ -93,8 +93,11 @@ def _weight_gradient(gradient_TN: Tensor, x_TK: Tensor) -> Tensor:
 def pad_columns(weight_NK: Tensor) -> Tensor:
     """Return float32 weights with zero output columns appended up to a multiple of `COLUMN_TILE`, for `linear_fp32`."""
     missing = -weight_NK.shape[0] % COLUMN_TILE
-    weight = widen(weight_NK)
-    return torch.cat([weight, weight.new_zeros((missing, weight.shape[1]))]) if missing else weight
+    if missing == 0:
+        return widen(weight_NK)
+    padded = weight_NK.new_zeros((weight_NK.shape[0] + missing, weight_NK.shape[1]), dtype=wide_dtype(weight_NK.dtype))
+    padded[: weight_NK.shape[0]] = weight_NK
+    return padded
 
 
 def linear_fp32(x_TK: Tensor, weight_NK: Tensor, columns: int) -> Tensor:

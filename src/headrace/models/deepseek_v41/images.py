@@ -28,11 +28,14 @@ def encode_images(model: DeepseekV41, patches: Tensor, token_types: np.ndarray) 
     if vision is None or not model.parameters.vision:
         raise UserError("the model has no image tower, so images are not accepted", param="images")
     width = 3 * vision.patch_size**2
-    if patches.dim() < 2 or patches[0].numel() != width:
+    if not patches.is_floating_point() or patches.dim() < 2 or patches.shape[1:].numel() != width or not len(patches):
         raise UserError(
-            f"patches have shape {list(patches.shape)}; [n, 3, {vision.patch_size}, {vision.patch_size}] is accepted",
+            f"patches have shape {list(patches.shape)} and dtype {patches.dtype}; floating-point "
+            f"[n, 3, {vision.patch_size}, {vision.patch_size}] is accepted",
             param="images",
         )
+    if not patches.float().isfinite().all():
+        raise UserError("patches hold a number that is not finite", param="images")
     tower = VisionTower(vision, model.parameters.vision)
     cells, start = [], 0
     for grid in deduce_grid(patches.shape[0], token_types, vision.downsample):

@@ -77,6 +77,7 @@ class Recorder:
         wanted = (1, self._num_tokens, *width)
         if tuple(tensor.shape) != wanted:
             raise UserError(f"feed tensor {key} has shape {list(tensor.shape)}, expected {list(wanted)}", param="feed")
+        _check_floating(key, tensor)
         return tensor[0][rows.positions.cpu()].to(rows.positions.device)
 
     def record(self, name: str, layer_id: int, rows: Rows, tensor: Tensor) -> None:
@@ -270,11 +271,34 @@ def _check_draft(model: DeepseekV41, num_tokens: int, options: TraceOptions, fee
     if list(taps.shape) != wanted:
         name = _draft_names(options)[0]
         raise UserError(f"feed tensor {name} has shape {list(taps.shape)}, expected {wanted}", param="feed")
+    _check_floating(_draft_names(options)[0], taps)
+    first_row = int((~taps[0].isnan().any(1)).int().argmax())
+    if known.is_floating_point() or known.dtype == torch.bool:
+        raise UserError(
+            f"feed tensor {_draft_names(options)[1]} has dtype {known.dtype}, token ids are expected", "feed"
+        )
+    if known.numel() and not 0 <= int(known.min()) <= int(known.max()) < config.vocab_size:
+        raise UserError(
+            f"feed tensor {_draft_names(options)[1]} has a token id outside 0 to {config.vocab_size - 1}", param="feed"
+        )
+    if known.dim() == 3 and num_tokens - known.shape[1] < first_row:
+        raise UserError(
+            f"feed tensor {_draft_names(options)[1]} has {known.shape[1]} steps, but only "
+            f"{num_tokens - first_row} rows of {_draft_names(options)[0]} hold numbers",
+            param="feed",
+        )
     if known.dim() != 3 or not 1 <= known.shape[1] <= num_tokens:
         raise UserError(
             f"feed tensor {_draft_names(options)[1]} has shape {list(known.shape)}, expected [1, 1 to {num_tokens}, "
             f"{config.draft.block_size + 1}]",
             param="feed",
+        )
+
+
+def _check_floating(name: str, tensor: Tensor) -> None:
+    if not tensor.is_floating_point():
+        raise UserError(
+            f"feed tensor {name} has dtype {tensor.dtype}, floating-point numbers are expected", param="feed"
         )
 
 
@@ -296,7 +320,7 @@ def _draft_inputs(
     if feed is not None:
         taps, ids = (_fed_draft(feed, name) for name in _draft_names(options))
         known = ids[0, :, 0].tolist()
-        return taps[0], num_tokens - len(known), known
+        return taps[0].to(tensors["main_hidden"].dtype), num_tokens - len(known), known
     computed = ~tensors["logits_all"][0].isnan().any(1)
     start = max(options.draft_start or 0, int(computed.int().argmax()))
     return tensors["main_hidden"][0], start, tensors["logits_all"][0, start:].argmax(-1).tolist()
