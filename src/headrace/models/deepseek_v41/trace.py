@@ -271,26 +271,26 @@ def _check_draft(model: DeepseekV41, num_tokens: int, options: TraceOptions, fee
     if list(taps.shape) != wanted:
         name = _draft_names(options)[0]
         raise UserError(f"feed tensor {name} has shape {list(taps.shape)}, expected {wanted}", param="feed")
+    if known.dim() != 3 or not 1 <= known.shape[1] <= num_tokens:
+        raise UserError(
+            f"feed tensor {_draft_names(options)[1]} has shape {list(known.shape)}, expected [1, 1 to {num_tokens}, "
+            f"{config.draft.block_size + 1}]",
+            param="feed",
+        )
     _check_floating(_draft_names(options)[0], taps)
     first_row = int((~taps[0].isnan().any(1)).int().argmax())
     if known.is_floating_point() or known.dtype == torch.bool:
         raise UserError(
             f"feed tensor {_draft_names(options)[1]} has dtype {known.dtype}, token ids are expected", "feed"
         )
-    if known.numel() and not 0 <= int(known.min()) <= int(known.max()) < config.vocab_size:
+    if not 0 <= int(known.min()) <= int(known.max()) < config.vocab_size:
         raise UserError(
             f"feed tensor {_draft_names(options)[1]} has a token id outside 0 to {config.vocab_size - 1}", param="feed"
         )
-    if known.dim() == 3 and num_tokens - known.shape[1] < first_row:
+    if num_tokens - known.shape[1] < first_row:
         raise UserError(
             f"feed tensor {_draft_names(options)[1]} has {known.shape[1]} steps, but only "
             f"{num_tokens - first_row} rows of {_draft_names(options)[0]} hold numbers",
-            param="feed",
-        )
-    if known.dim() != 3 or not 1 <= known.shape[1] <= num_tokens:
-        raise UserError(
-            f"feed tensor {_draft_names(options)[1]} has shape {list(known.shape)}, expected [1, 1 to {num_tokens}, "
-            f"{config.draft.block_size + 1}]",
             param="feed",
         )
 
