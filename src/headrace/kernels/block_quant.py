@@ -20,6 +20,7 @@ from torch import Tensor
 Q8_GROUP = 32
 Q4K_GROUP = 16
 Q4I_GROUP = 32
+_ROUNDED_AT_ONCE = 1 << 17
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
 _EXPONENT_MASK = 0x7F800000
@@ -97,9 +98,16 @@ def fake_q8(x: Tensor) -> Tensor:
         zero comes back as +0 (stored codes keep the sign); from 2**108 on numbers come back as NaN.
     Source: spec section 0.3, Q8.
     """
-    groups = _groups(x.detach(), Q8_GROUP)
+    if x.numel() <= _ROUNDED_AT_ONCE or x.dim() < 2:
+        return straight_through(x, _round_q8(x.detach()))
+    rows = max(1, _ROUNDED_AT_ONCE * x.shape[0] // x.numel())  # pieces that stay in cache
+    return straight_through(x, torch.cat([_round_q8(piece) for piece in x.detach().split(rows)]))
+
+
+def _round_q8(x: Tensor) -> Tensor:
+    groups = _groups(x, Q8_GROUP)
     scale = power_of_two(_q8_exponent(groups))
-    return straight_through(x, _round_to_grid(groups, scale * 2.0**-6, 3).to(x.dtype).view(x.shape))
+    return _round_to_grid(groups, scale * 2.0**-6, 3).to(x.dtype).view(x.shape)
 
 
 def encode_q8(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from headrace.kernels.precision import widen
 from headrace.kernels.product import linear
 from headrace.kernels.route_topk import Routes
 
+_HIDDEN_ROWS = 512  # rows of hidden values worked on at once, for the same reason
 _DECODE_ELEMENTS = 1 << 21  # matrix elements decoded at once, so that they stay in cache
 
 
@@ -140,10 +141,12 @@ def routed_experts(
     else:
         rows = x_TD.index_select(0, torch.div(order, per_token, rounding_mode="floor")).split(sizes)
         gate_up = _each(rows, used, experts.gate_up, experts.elements)
-    gate, up = gate_up.chunk(2, 1)
-    hidden = clamped_swiglu(gate, up, limit)
-    hidden = hidden * routes.weights_TK.reshape(-1).index_select(0, order).unsqueeze(-1)
-    parts = quantise(hidden.to(x_TD.dtype)).split(sizes)
+    weights = routes.weights_TK.reshape(-1).index_select(0, order)
+    hidden = []
+    for piece, weight in zip(gate_up.split(_HIDDEN_ROWS), weights.split(_HIDDEN_ROWS), strict=True):
+        gate, up = piece.chunk(2, 1)
+        hidden.append(quantise((clamped_swiglu(gate, up, limit) * weight.unsqueeze(-1)).to(x_TD.dtype)))
+    parts = torch.cat(hidden).split(sizes)
     return _sum_per_token(_each(parts, used, experts.down, experts.elements), order, num_rows, per_token)
 
 
