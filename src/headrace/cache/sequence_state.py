@@ -106,8 +106,7 @@ class SequenceState:
         lowest = max(self._lowest, self.length - self.shape.window, self.decoder_floor)
         if back < 0 or length < lowest:
             raise CapacityError(
-                f"cannot go back from {self.length} to {length} tokens; "
-                f"accepted are {lowest} to {self.length}"
+                f"cannot go back from {self.length} to {length} tokens; accepted are {lowest} to {self.length}"
             )
         if back == 0:
             return
