@@ -16,6 +16,7 @@ PROMISED = {
         "--prompt", "--prompt-file", "--token-ids", "--max-tokens", "--temperature", "--top-p", "--seed", "--mode",
         "--no-draft", "--threads", "--json",
     },
+    "train": {"--out", "--resume"},
 }  # fmt: skip
 
 # Further options, free to change; listed so that adding one is a decision.
@@ -24,6 +25,7 @@ OWN: dict[str, set[str]] = {
     "synth": set(),
     "trace": {"--draft-start", "--index-scores", "--threads"},
     "generate": {"--stop"},
+    "train": {"--steps", "--show"},
 }
 
 

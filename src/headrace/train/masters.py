@@ -52,17 +52,22 @@ def master_shapes(config: Config) -> tuple[dict[str, tuple[int, ...]], dict[str,
     return parameters, buffers
 
 
-def init_masters(config: Config, seed: int, dtype: torch.dtype = torch.float32) -> Masters:
+def init_masters(
+    config: Config, seed: int, dtype: torch.dtype = torch.float32, *, embedding_deviation: float = 0.5
+) -> Masters:
     """Return freshly initialised masters; the same seed gives the same bits.
 
-    Matrices are Gaussian with deviation 1 / sqrt(fan-in), the embedding with 0.5, norms are 1, sinks 0. A half starts
-    as a plain residual layer: it collapses the streams to their mean, adds its output to each, and hardly mixes them.
+    Matrices are Gaussian with deviation 1 / sqrt(fan-in), norms are 1, sinks 0. A half starts as a plain residual
+    layer: it collapses the streams to their mean, adds its output to each, and hardly mixes them. Nothing depends on
+    the scale of the embedding but how fast it turns against a given rate.
     """
     generator = torch.Generator().manual_seed(seed)
     shapes, buffer_shapes = master_shapes(config)
     parameters = {
         name: nn.Parameter(_initial(name, shape, config, generator).to(dtype)) for name, shape in shapes.items()
     }
+    with torch.no_grad():
+        parameters["embed.weight"].mul_(embedding_deviation)
     return Masters(config, parameters, {name: torch.zeros(shape) for name, shape in buffer_shapes.items()})
 
 
@@ -74,7 +79,9 @@ def _initial(name: str, shape: tuple[int, ...], config: Config, generator: torch
     if len(shape) == 1 or name.endswith((".engram.q_weight", ".engram.k_weight")):
         return torch.ones(shape)
     values = torch.randn(shape, generator=generator)
-    if name == "embed.weight" or name.endswith("markov_head.embed.weight"):
+    if name == "embed.weight":
+        return values
+    if name.endswith("markov_head.embed.weight"):
         return values * 0.5
     if name.endswith("engram.embed.weight"):
         return values * 0.1
