@@ -21,14 +21,14 @@ def test_help_lists_every_command_without_loading_torch() -> None:
     script = "import sys; from headrace.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0
-    for command in ("inspect", "synth", "trace", "generate"):
+    for command in ("inspect", "synth", "trace", "generate", "train"):
         assert command in done.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "a command is missing; inspect, synth, trace, generate are accepted"),
+        ([], "a command is missing; inspect, synth, trace, generate, train are accepted"),
         (["nosuch"], "invalid choice: 'nosuch'"),
         (["inspect"], "required: PATH"),
         (["inspect", "x", "--nosuch"], "unrecognized arguments: --nosuch"),
