@@ -63,6 +63,30 @@ def test_prefill_in_chunks_is_the_plain_run(plain: dict[str, dict[str, Tensor]],
     assert differing(traced(golden_model(), golden_ids(), mode=mode, chunk=chunk), plain[mode]) == []
 
 
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"mode": "full"}, [61]),
+        ({"mode": "full", "split": 40}, [40, *[1] * 21]),
+        ({"mode": "full", "chunk": 7}, [*[7] * 8, 5]),
+        ({"mode": "full", "chunk": 16, "split": 40}, [16, 16, 8, *[1] * 21]),
+        ({"mode": "replay", "chunk": 7}, [*[7] * 6, 3, 16]),  # the last chunk has a whole window
+    ],
+)
+def test_cuts_are_really_made(monkeypatch: pytest.MonkeyPatch, options: dict[str, object], sizes: list[int]) -> None:
+    """Equal bits would hide a cut that was ignored."""
+    seen: list[int] = []
+    forward = DeepseekV41.forward
+
+    def counting(model: DeepseekV41, spans: list[Span], **rest: object) -> object:
+        seen.extend(span.num_rows for span in spans)
+        return forward(model, spans, **rest)
+
+    monkeypatch.setattr(DeepseekV41, "forward", counting)
+    traced(golden_model(), golden_ids(), **options)
+    assert seen == sizes
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_drafts_after_chunks_are_those_of_the_plain_run(mode: Mode) -> None:
     ids = golden_ids()
