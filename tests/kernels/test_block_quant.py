@@ -170,7 +170,17 @@ def test_arithmetic_rounding_equals_the_stored_format_for_random_bits() -> None:
     narrow = torch.randn(4096, 64).mul_(torch.logspace(-38, 30, 4096).unsqueeze(1)).bfloat16()
     for rows in (x, narrow):
         assert nf.same_bits(bq.fake_q8(rows), bq.decode_q8(*bq.encode_q8(rows)) + 0.0)
-        assert bq.fake_q8(rows.view(64, 64, 64)).shape == (64, 64, 64)
+        assert nf.same_bits(bq.fake_q8(rows.view(64, 64, 64)).view(4096, 64), bq.fake_q8(rows))
+
+
+@pytest.mark.parametrize("at_once", [1, 64, 100, 1000])
+def test_rounding_in_pieces_changes_no_bit(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    for shape in ((11, 64), (64,), (3, 5, 32), (1, 96)):
+        x = torch.randn(shape).bfloat16()
+        whole = bq.fake_q8(x)
+        with monkeypatch.context() as patch:
+            patch.setattr(bq, "_ROUNDED_AT_ONCE", at_once)
+            assert nf.same_bits(bq.fake_q8(x), whole)
 
 
 def test_arithmetic_rounding_of_numbers_beyond_its_range_is_loud() -> None:

@@ -90,6 +90,14 @@ def test_matrices_decoded_a_few_at_a_time_give_the_same(monkeypatch: pytest.Monk
         assert torch.equal(routed_experts(x, routes, PackedExperts(experts), 10.0), want)
 
 
+@pytest.mark.parametrize("at_once", [1, 4, 27])
+def test_hidden_values_in_pieces_give_the_same(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    x, routes, experts = whole_numbers(9), make_routes(9, 3), make_experts()
+    monkeypatch.setattr(ge, "_HIDDEN_ROWS", at_once)
+    got = routed_experts(x, routes, PackedExperts(experts), 10.0)
+    assert torch.equal(got, by_hand(x, routes, experts, 10.0))
+
+
 def test_only_selected_experts_are_read() -> None:
     asked: set[int] = set()
 

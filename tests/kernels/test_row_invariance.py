@@ -259,10 +259,10 @@ def test_experts_at_released_sizes_for_every_count() -> None:
 # ---------------------------------------------------------------------------------------------- attention and indexer
 
 
-def attention(heads: int, width: int, window: int, slots: int, first: int) -> Compute:
-    q, low = numbers(TOTAL, heads, width), max(0, first - window + 1)
-    held, store = numbers(first + TOTAL - low, width), numbers(300, width)
-    picked = torch.randint(-1, 300, (TOTAL, slots)).sort(1, descending=True).values
+def attention(heads: int, width: int, window: int, slots: int, first: int, total: int = TOTAL) -> Compute:
+    q, low = numbers(total, heads, width), max(0, first - window + 1)
+    held, store = numbers(first + total - low, width), numbers(300, width)
+    picked = torch.randint(-1, 300, (total, slots)).sort(1, descending=True).values
     sink = numbers(heads).float()
 
     def compute(rows: slice) -> Tensor:
@@ -282,6 +282,11 @@ def attention(heads: int, width: int, window: int, slots: int, first: int) -> Co
 )
 def test_attention(heads: int, width: int, window: int, slots: int, first: int) -> None:
     assert differences(attention(heads, width, window, slots, first)) == []
+
+
+def test_attention_over_many_tiles() -> None:
+    pieces = {1: (1, 8, 64, 65, 200, 450), 2: (1, 200)}
+    assert differences(attention(3, 32, 16, 5, 37, 450), pieces, 450) == []
 
 
 def test_attention_at_released_sizes() -> None:

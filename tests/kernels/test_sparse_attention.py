@@ -208,6 +208,22 @@ def test_a_query_without_any_entry_gives_zeros(sink: float, slots: int) -> None:
         assert value[2].any()
 
 
+@pytest.mark.parametrize("slots", [0, 3])
+def test_a_query_without_any_entry_has_a_gradient_of_zero(slots: int) -> None:
+    case = Case(3, 5)
+    leaves = [leaf.float().requires_grad_() for leaf in (case.q, case.entries[-3:], torch.zeros(3))]
+    picked = torch.full((3, slots), -1) if slots else None
+    value = attend(
+        leaves[0], 5, WindowKeys(leaves[1], 5, 7), case.selected(picked), leaves[2], window=8, scale=case.scale
+    )
+    value.square().sum().backward()
+    gradients = [leaf.grad for leaf in leaves]
+    assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
+    assert gradients[0] is not None
+    assert not gradients[0][:2].any()
+    assert gradients[0][2].any()
+
+
 def test_scores_far_apart_do_not_overflow() -> None:
     case = Case(9, 30)
     case.q *= 1000
