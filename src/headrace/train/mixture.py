@@ -200,18 +200,18 @@ def make_task(settings: TaskSettings, encoder: Encoder | None, text: TokenizedTe
             raise UserError(
                 f"task {settings.kind!r} has no field {name!r}; {', '.join(sorted(known))} are accepted.", param=name
             )
-    if kind is PairTask:
-        sizes = {name: options.pop(name) for name in _PAIR_SIZES if name in options}
-        options["vocabulary"] = _pair_vocabulary(sizes, encoder, text)
-        options.setdefault("name", "pairs")
-    else:
-        if encoder is None:
-            raise UserError(f"task {settings.kind!r} needs a vocabulary; give the recipe a tokenizer.", param="kind")
-        options["encoder"] = encoder
+    if kind is not PairTask and encoder is None:
+        raise UserError(f"task {settings.kind!r} needs a vocabulary; give the recipe a tokenizer.", param="kind")
     if kind is RetrievalTask:
         options.setdefault("name", options.get("puzzle"))
         options["puzzle"] = _choose(PUZZLES, options.get("puzzle"))
     try:
+        if kind is PairTask:
+            sizes = {name: options.pop(name) for name in _PAIR_SIZES if name in options}
+            options["vocabulary"] = _pair_vocabulary(sizes, encoder, text)
+            options.setdefault("name", "pairs")
+        else:
+            options["encoder"] = encoder
         task: Task = kind(**options)
     except TypeError as problem:
         raise UserError(f"task {settings.kind!r} cannot be made of its fields: {problem}.", param="options") from None
@@ -233,8 +233,12 @@ def _pair_vocabulary(sizes: Mapping[str, int], encoder: Encoder | None, text: To
         noise_ids=np.array([special_tokens.PAD_ID]) if text is None else text.token_ids.astype(np.int64),
         is_noise_text=text is not None,
     )
-    last = special_tokens.reserved_token(vocabulary.num_ids - 1)
-    encoder.token_id(last)  # refuses a vocabulary with fewer reserved ids
+    last = vocabulary.num_ids - 1
+    if encoder.token_id(special_tokens.reserved_token(last)) != special_tokens.FIRST_RESERVED_ID + last:
+        raise UserError(
+            f"the pair probe needs {vocabulary.num_ids} reserved ids in a row; give the tokenizer as many in num_reserved.",
+            param="num_reserved",
+        )
     return vocabulary
 
 
