@@ -102,7 +102,7 @@ def test_damaged_resume_state_is_refused_and_left_as_it_is(tmp_path: Path) -> No
 
 def test_another_recipe_is_refused_when_a_run_resumes(tmp_path: Path) -> None:
     run(write_recipe(tmp_path / "one.json"), "--out", tmp_path / "run", "--steps", "1")
-    other = write_recipe(tmp_path / "other.json", losses=LossSettings(balance=0.5))
+    other = write_recipe(tmp_path / "other.json", losses=LossSettings(index_rows=11, balance=0.5))
     refused(run(other, "--out", tmp_path / "run", "--resume"), "losses.", "now 0.5")
 
 

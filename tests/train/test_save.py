@@ -20,7 +20,7 @@ def snapshot(step: int) -> Snapshot:
     tensors = {
         "master/a.weight": torch.full((3, 5), float(step)),
         "optimizer/a.weight/adamw.step": torch.tensor(step),
-        "random/torch": torch.arange(9, dtype=torch.uint8),
+        "routes/0/3": torch.arange(9, dtype=torch.uint8),
     }
     return Snapshot(step, tensors, {"tokens": 7 * step, "stream": {"pool": [[1, 2, 3]]}})
 

@@ -236,7 +236,7 @@ def _pair_vocabulary(sizes: Mapping[str, int], encoder: Encoder | None, text: To
     last = vocabulary.num_ids - 1
     if encoder.token_id(special_tokens.reserved_token(last)) != special_tokens.FIRST_RESERVED_ID + last:
         raise UserError(
-            f"the pair probe needs {vocabulary.num_ids} reserved ids in a row; give the tokenizer as many in num_reserved.",
+            f"the pair probe needs {vocabulary.num_ids} reserved ids in a row; as many as num_reserved is accepted.",
             param="num_reserved",
         )
     return vocabulary

@@ -57,11 +57,13 @@ class RunState:
             self.frozen = frozen
 
     def snapshot(self) -> Snapshot:
-        """Return the whole state; its tensors are the ones in use, so write or copy them before the next step."""
+        """Return the whole state; its tensors are the ones in use, so write or copy them before the next step.
+
+        No random generator is part of it: every draw is a function of seed, purpose and step.
+        """
         tensors = {f"master/{name}": value.detach() for name, value in self.masters.parameters.items()}
         tensors |= {f"buffer/{name}": value for name, value in self.masters.buffers.items()}
         tensors |= {f"optimizer/{name}": value for name, value in self.optimizer.state_dict().items()}
-        tensors["random/torch"] = torch.get_rng_state()
         feed = self.feed.state()
         for place, record in enumerate(feed.get("routes", ())):
             tensors |= {f"routes/{place}/{name}": experts for name, experts in (record or {}).items()}
@@ -80,7 +82,7 @@ class RunState:
         Raises:
             UserError: a part is missing, or is of another model or another text.
         """
-        parts: dict[str, dict[str, Tensor]] = {"master": {}, "buffer": {}, "optimizer": {}, "random": {}, "routes": {}}
+        parts: dict[str, dict[str, Tensor]] = {"master": {}, "buffer": {}, "optimizer": {}, "routes": {}}
         for key, tensor in snapshot.tensors.items():
             part, _, name = key.partition("/")
             parts.setdefault(part, {})[name] = tensor
@@ -89,7 +91,6 @@ class RunState:
         _copy_all("buffer", self.masters.buffers, parts["buffer"])
         self._freeze(frozenset(plain["frozen"]))
         self.optimizer.load_state_dict(parts["optimizer"])
-        torch.set_rng_state(parts["random"]["torch"])
         feed = dict(plain["feed"])
         if "delta" in feed:
             feed["routes"] = _routes_by_place(parts["routes"], int(feed["delta"]) + 1)
