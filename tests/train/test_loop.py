@@ -228,7 +228,8 @@ def test_waiting_batches_do_not_change_a_run() -> None:
     with_queue, without = new_trainer(small_recipe(stability=STABLE)), new_trainer(small_recipe())
     steps(with_queue, 7)
     steps(without, 7)
-    assert changed(without.snapshot().tensors, with_queue.snapshot().tensors) == set()
+    found = changed(without.snapshot().tensors, with_queue.snapshot().tensors)
+    assert {name for name in found if not name.startswith("kept/")} == set()
 
 
 @pytest.mark.parametrize("cut", [4, 5, 7, 8])

@@ -10,6 +10,7 @@ from math import isfinite
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from headrace.core.errors import UserError
 from headrace.train.anticipatory import Observation, PassRouter, RouteRecord, RouteSource, Stability
@@ -29,6 +30,7 @@ from headrace.train.save import Snapshot
 from headrace.train.schedule import Position
 from headrace.train.state import RunState
 
+_KEPT = "kept"  # tensors of states to go back to, in a state to resume from
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -116,7 +118,7 @@ class Trainer:
         rate = recipe.learning_rate.at(position)
         report = self._move(rate, tally)
         loads = counter.take()
-        if not report.is_skipped:
+        if not report.is_skipped and phase.trains != "indexer":
             speed = recipe.bias_speed.at(position)
             for layer_id, load in loads.items():
                 update_bias(self.masters.buffers[f"layers.{layer_id}.ffn.gate.bias"], load.text_E, speed)
@@ -139,7 +141,7 @@ class Trainer:
             busiest=max((max_violation(load.total) for load in loads.values()), default=0.0),
             is_skipped=report.is_skipped,
             is_anticipated=routes is not None,
-            went_back_to=self._answer_spike(tally.loss, report.grad_norm),
+            went_back_to=self._answer_spike(tally.loss, report.grad_norm, phase),
             cpu_seconds=time.process_time() - began,
         )
 
@@ -167,11 +169,12 @@ class Trainer:
     def _router(self, source: RouteSource) -> PassRouter:
         return PassRouter(source, self.material.config.experts_per_token, self.material.config)
 
-    def _answer_spike(self, loss: float, grad_norm: float) -> int | None:
+    def _answer_spike(self, loss: float, grad_norm: float, phase: Phase) -> int | None:
         """Return the step that the run went back to, None where it goes on."""
         if self._stability is None:
             return None
-        decision = self._stability.after_step(self.position.steps, Observation(loss, grad_norm))
+        observation = Observation(loss, grad_norm, phase=self.recipe.phases.index(phase))
+        decision = self._stability.after_step(self.position.steps, observation)
         if decision.action == "give_up":
             raise UserError(
                 f"the run does not get past a spike at step {self.position.steps} ({self._stability.last_alarm}); a "
@@ -185,7 +188,8 @@ class Trainer:
     ) -> None:
         """Run every pass forwards and backwards. Numerators add up; the batch's counts divide each once."""
         losses, graph = self.recipe.losses, self._graph(phase)
-        options = self._options(phase, has_records=losses.index > 0)
+        is_taught = losses.index > 0 and phase.trains != "backbone"
+        options = self._options(phase, has_records=is_taught)
         taught = self._graph(replace(phase, attention="sparse"))  # dense attention leaves no choice to teach
         looked_at = index_rows(plan, taught.plan, taught.config, losses.index_rows)
         self.state.optimizer.zero_grad()
@@ -197,14 +201,17 @@ class Trainer:
             balance = balance_of(output, one)
             tally.add_balance(float(balance.detach()), len(one.documents))
             loss = judged.numerator / max(1, plan.num_labels) + balance * (losses.balance / plan.num_documents)
-            if losses.index:
+            if phase.trains == "indexer":
+                loss = torch.zeros(())  # neither of the two has a gradient that anything would follow
+            if is_taught:
                 settings = IndexLossSettings(pool=losses.index_pool, max_rows=losses.index_rows)
                 key = (self.recipe.seed, self.position.steps, number)
                 found = index_loss(taught, output, options, settings, key)
                 tally.add_index(found)
                 for source, part in found.items():
                     loss = loss + part.numerator * (losses.index / max(1, looked_at[source]))
-            loss.backward()
+            if loss.requires_grad:
+                loss.backward()
             for layer_id, executed in enumerate(output.routes):
                 counter.record(layer_id, number, executed.experts_TK)
         for name, parameter in self.masters.parameters.items():
@@ -242,21 +249,25 @@ class Trainer:
     def snapshot(self) -> Snapshot:
         """Return the whole state; its tensors are the ones in use, so write or copy them before the next step."""
         found = self.state.snapshot()
-        stability = None if self._stability is None else self._stability.state()
-        return Snapshot(found.step, found.tensors, {**found.plain, "stability": stability})
+        if self._stability is None:
+            return Snapshot(found.step, found.tensors, {**found.plain, "stability": None})
+        captured = self._stability.captured()
+        tensors = dict(found.tensors)
+        for step, one in captured.items():
+            tensors |= {f"{_KEPT}/{step}/{name}": value for name, value in one["tensors"].items()}
+        kept = {str(step): one["plain"] for step, one in captured.items()}
+        return Snapshot(found.step, tensors, {**found.plain, "stability": {**self._stability.state(), "kept": kept}})
 
     def restore(self, snapshot: Snapshot) -> None:
         """Take over a state of a run of the same recipe; the steps after it give the bits they would have given.
-
-        Where spikes are answered, older snapshots are not part of it: the first spike goes back to here.
 
         Raises:
             UserError: a part is missing, or is of another model or another text.
         """
         self.state.take_over(snapshot)
         if self._stability is not None:
-            self._stability.load(snapshot.plain["stability"])
-            self._stability.begin(snapshot.step)
+            stability = snapshot.plain["stability"]
+            self._stability.load(stability, _kept(snapshot.tensors, stability["kept"]))
 
     def _capture(self) -> dict[str, Any]:
         found = self.state.snapshot()
@@ -264,3 +275,14 @@ class Trainer:
 
     def _go_back(self, captured: dict[str, Any]) -> None:
         self.state.take_over(Snapshot(**captured))
+
+
+def _kept(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> dict[int, Any]:
+    """Return the states that a run may go back to, as they were captured."""
+    found: dict[int, Any] = {int(step): {"step": int(step), "tensors": {}, "plain": one} for step, one in plain.items()}
+    for key, value in tensors.items():
+        part, _, rest = key.partition("/")
+        if part == _KEPT:
+            step, _, name = rest.partition("/")
+            found[int(step)]["tensors"][name] = value
+    return found

@@ -20,6 +20,7 @@ SourceKind = Literal["stdlib", "packages", "folder"]
 Family = Literal["v4", "v4.1"]
 Replay = Literal["off", "last-turn", "every-turn"]
 Pool = Literal["visible", "picked"]
+Trains = Literal["all", "backbone", "indexer"]
 
 
 def _refuse(name: str, value: object, rule: str) -> UserError:
@@ -148,7 +149,9 @@ class Phase:
             training.md 5.2), "every-turn" behind each (variant B).
         exact_share: share of documents that the decoder sees whole although `replay` is on.
         quant: quantisers that act.
-        trains: "indexer" moves the indexer's parameters alone, as V4 does between dense and sparse attention.
+        trains: "backbone" moves all but the indexer, and computes no index loss: V4's dense stage. "indexer" moves the
+            indexer's parameters alone and leaves the routing biases too: V4 does so between dense and sparse
+            attention. What does not move in a phase loses its optimizer state.
         frozen: further parameters, names or patterns, that nothing moves.
     """
 
@@ -158,7 +161,7 @@ class Phase:
     replay: Replay = "off"
     exact_share: float = 0.2
     quant: QuantPlan = field(default_factory=QuantPlan)
-    trains: Literal["all", "indexer"] = "all"
+    trains: Trains = "all"
     frozen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -197,7 +200,8 @@ class SaveSettings:
 class StabilitySettings:
     """Spikes are detected, the run goes back to a snapshot, and experts are chosen `delta` steps early for a while.
 
-    V4 does so; V4.1 was trained without. No report gives a number.
+    V4 does so; V4.1 was trained without. No report gives a number. The states that the run may go back to are part of
+    every checkpoint's resume state, which is larger by their number.
     """
 
     delta: int = 1

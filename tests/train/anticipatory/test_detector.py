@@ -41,6 +41,7 @@ def test_two_suspicious_losses_in_a_row_are_an_alarm_and_one_is_not() -> None:
     assert alarm is not None
     assert (alarm.reason, alarm.value) == ("loss", 5.0)
     assert 3.0 < alarm.limit < 3.6
+    assert str(alarm).startswith("loss 5, above 3.")
 
 
 def test_a_loss_that_falls_suddenly_is_no_alarm() -> None:
@@ -124,6 +125,15 @@ def test_an_outlier_that_is_not_measured_is_not_judged() -> None:
     assert all(detector.observe(Observation(1.0, 1.0)) is None for _ in range(50))
 
 
+def test_another_phase_begins_a_new_past() -> None:
+    """The gradient norm of an indexer alone says nothing about that of all parameters."""
+    detector = warm()
+    later = [Observation(5.0, 40.0, 900.0, phase=1) for _ in range(60)]
+    assert all(detector.observe(observation) is None for observation in later)
+    assert detector.observe(Observation(5.0, 300.0, 900.0, phase=1)) is not None
+    assert detector.observe(Observation(float("nan"), 1.0, phase=2)) is not None
+
+
 @given(st.integers(0, 60), st.integers(0, 2**20))
 def test_a_restored_detector_judges_alike(cut: int, seed: int) -> None:
     generator = random.Random(seed)
@@ -140,7 +150,7 @@ def test_a_restored_detector_judges_alike(cut: int, seed: int) -> None:
     assert straight.state() == resumed.state()
 
 
-@pytest.mark.parametrize("damage", ["losses", "averages", "suspicious"])
+@pytest.mark.parametrize("damage", ["losses", "averages", "suspicious", "phase"])
 def test_a_damaged_state_is_refused(damage: str) -> None:
     state = Detector().state()
     del state[damage]

@@ -1,5 +1,6 @@
 """Detector, snapshots and rollback in a loop: what comes back is what was there, and the run goes on from it."""
 
+import json
 from typing import Any
 
 import pytest
@@ -103,28 +104,35 @@ def test_a_spike_that_stays_ends_the_run() -> None:
     assert loop.stability.last_alarm is not None
 
 
-def test_a_resumed_run_judges_and_answers_as_the_one_that_stopped() -> None:
+@pytest.mark.parametrize("stop", [39, 41, 45, 50, 57])
+def test_a_resumed_run_judges_and_answers_as_the_one_that_stopped(stop: int) -> None:
+    """It stops before the spike, within it, while anticipating, and after."""
     straight = walk(75, bad=range(44, 46))
-    stopped = walk(50, bad=range(44, 46))  # stops while it anticipates
-    assert stopped.stability.is_anticipating
+    stopped = walk(stop, bad=range(44, 46))
+    assert stopped.stability.is_anticipating == (stop in {50, 57})
     resumed = Walk(range(44, 46))
     resumed.restore(copy_tree(stopped.capture()))
-    resumed.stability.load(stopped.stability.state())
-    resumed.stability.begin(resumed.place)
-    assert resumed.stability.snapshots == (stopped.place,)
-    for _ in range(25):
+    resumed.stability.load(json.loads(json.dumps(stopped.stability.state())), stopped.stability.captured())
+    for _ in range(75 - stop):
         resumed.step()
     assert stopped.trained + resumed.trained == straight.trained
     assert torch.equal(resumed.weight, straight.weight)
-    assert resumed.stability.state()["detector"] == straight.stability.state()["detector"]
+    assert resumed.stability.state() == straight.stability.state()
+    assert resumed.stability.snapshots == straight.stability.snapshots
 
 
 def test_a_damaged_state_is_refused() -> None:
-    state = walk(5).stability.state()
-    with pytest.raises(UserError, match="rollback is damaged"):
-        Walk().stability.load({"detector": state["detector"]})
-    with pytest.raises(UserError, match="rollback is damaged"):
-        Walk().stability.load(state | {"rollback": {"snapshots": [0], "other": 1}})
+    loop = walk(5)
+    state, captured = loop.stability.state(), loop.stability.captured()
+    damaged = [
+        ({"detector": state["detector"]}, captured),
+        (state | {"rollback": {"snapshots": [0], "other": 1}}, captured),
+        (state, {}),
+        (state | {"pasts": {}}, captured),
+    ]
+    for found, states in damaged:
+        with pytest.raises(UserError, match="rollback is damaged"):
+            Walk().stability.load(found, states)
 
 
 def test_copies_share_no_memory() -> None:

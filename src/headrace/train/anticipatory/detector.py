@@ -55,11 +55,16 @@ class DetectorSettings:
 
 @dataclass(frozen=True)
 class Observation:
-    """What one step showed; `outlier` None if it was not measured."""
+    """What one step showed; `outlier` None if it was not measured.
+
+    `phase` is a number for how the model was run and what was trained: values of different phases say nothing about
+    each other, such as the gradient norm of an indexer alone and that of all parameters.
+    """
 
     loss: float
     grad_norm: float
     outlier: float | None = None
+    phase: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,25 +75,37 @@ class Alarm:
     value: float
     limit: float
 
+    def __str__(self) -> str:
+        """Return e.g. `gradient norm 12.5, above 5.1`."""
+        if self.reason == "not finite":
+            return f"a value is {self.value}"
+        return f"{self.reason} {self.value:.4g}, above {self.limit:.4g}"
+
 
 class Detector:
     """Remembers enough of the past to judge a step. A value that raises an alarm never becomes part of that past.
 
-    State: recent losses, two averages, suspicious steps in a row.
+    State: the phase, and of its steps recent losses, two averages, suspicious steps in a row.
     """
 
     def __init__(self, settings: DetectorSettings | None = None) -> None:
         self._settings = settings or DetectorSettings()
+        self._forget(0)
+
+    def _forget(self, phase: int) -> None:
+        self._phase = phase
         self._losses: list[float] = []
         self._suspicious = 0
         self._averages: dict[str, tuple[float, int]] = {"gradient norm": (0.0, 0), "outlier": (0.0, 0)}
 
     def observe(self, observation: Observation) -> Alarm | None:
-        """Judge a step and remember it.
+        """Judge a step and remember it; the first step of another phase begins a new past.
 
         Returns:
             The first alarm of: a value that is not finite, gradient norm, outlier, loss.
         """
+        if observation.phase != self._phase:
+            self._forget(observation.phase)
         values = (observation.loss, observation.grad_norm, observation.outlier or 0.0)
         unfit = [value for value in values if not isfinite(value)]
         if unfit:
@@ -123,6 +140,7 @@ class Detector:
     def state(self) -> dict[str, Any]:
         """Return the past as plain values."""
         return {
+            "phase": self._phase,
             "losses": list(self._losses),
             "suspicious": self._suspicious,
             "averages": {reason: list(pair) for reason, pair in self._averages.items()},
@@ -136,11 +154,11 @@ class Detector:
         """
         try:
             losses = [float(loss) for loss in state["losses"]]
-            suspicious = int(state["suspicious"])
+            suspicious, phase = int(state["suspicious"]), int(state["phase"])
             averages = {
                 reason: (float(state["averages"][reason][0]), int(state["averages"][reason][1]))
                 for reason in self._averages
             }
         except (KeyError, TypeError, ValueError, IndexError) as problem:
             raise UserError(f"The saved state of the spike detector is damaged: {problem!r}.") from problem
-        self._losses, self._suspicious, self._averages = losses, suspicious, averages
+        self._phase, self._losses, self._suspicious, self._averages = phase, losses, suspicious, averages

@@ -29,8 +29,8 @@ class Stability:
     """Owns the detector's past and the snapshots in memory.
 
     A snapshot is what the loop's `capture` returns: parameters, states of the optimizer, routing biases, random
-    numbers, the place in the data and the look-ahead queue. Snapshots are not saved with a run: one that resumes begins
-    with a single snapshot of the state it resumes from.
+    numbers, the place in the data and the look-ahead queue. Snapshots are saved with a run, so that one that resumes
+    goes back to where the one that stopped would have gone.
 
     State: as above.
     """
@@ -69,9 +69,8 @@ class Stability:
         return tuple(self._snapshots)
 
     def begin(self, step: int) -> None:
-        """Take the first snapshot, with `step` steps done; what a resumed state says of spikes is kept."""
-        known = {key: value for key, value in asdict(self._state).items() if key != "snapshots"}
-        self._state = RollbackState(snapshots=(step,), **known)
+        """Take the first snapshot of a new run, with `step` steps done."""
+        self._state = RollbackState.begin(step)
         self._snapshots = {}
         self._take(step)
 
@@ -100,18 +99,25 @@ class Stability:
         self._snapshots[step] = (copy_tree(self._capture()), self._detector.state())
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs to judge and answer as this one would: no snapshots."""
-        return {"detector": self._detector.state(), "rollback": asdict(self._state)}
+        """Return what a resumed run needs to judge and answer as this one would, beside `captured`: plain values."""
+        pasts = {str(step): past for step, (_, past) in self._snapshots.items()}
+        return {"detector": self._detector.state(), "rollback": asdict(self._state), "pasts": pasts}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state; `begin` comes next.
+    def captured(self) -> dict[int, Any]:
+        """Return the captured states of the snapshots there are; they are not copied and nobody may change them."""
+        return {step: payload for step, (payload, _) in self._snapshots.items()}
+
+    def load(self, state: Mapping[str, Any], captured: Mapping[int, Any]) -> None:
+        """Take over a saved state and its snapshots.
 
         Raises:
-            UserError: it is no such state.
+            UserError: it is no such state, or a snapshot is missing.
         """
         try:
             rollback = dict(state["rollback"])
-            self._state = RollbackState(**{**rollback, "snapshots": tuple(rollback["snapshots"])})
+            loaded = RollbackState(**{**rollback, "snapshots": tuple(rollback["snapshots"])})
+            snapshots = {step: (captured[step], state["pasts"][str(step)]) for step in loaded.snapshots}
             self._detector.restore(state["detector"])
         except (KeyError, TypeError) as problem:
             raise UserError(f"The saved state of the rollback is damaged: {problem!r}.") from problem
+        self._state, self._snapshots = loaded, snapshots
