@@ -141,7 +141,7 @@ def test_published_recipes_hold_the_published_numbers(name: str) -> None:
 def test_v4_is_dense_first_then_warms_the_indexer_up_and_v41_is_sparse_from_the_start() -> None:
     v4 = RECIPES["v4-flash"]()
     assert [(phase.attention, phase.trains) for phase in v4.phases] == [
-        ("dense", "all"),
+        ("dense", "backbone"),
         ("dense", "indexer"),
         ("sparse", "all"),
     ]

@@ -48,7 +48,8 @@ class RunState:
     def freeze_for(self, phase: Phase) -> None:
         """Freeze what a phase does not move; a parameter that moves again starts with fresh optimizer state."""
         names = frozenset(self.masters.parameters)
-        others = frozenset(name for name in names if INDEXER not in name) if phase.trains == "indexer" else frozenset()
+        indexer = frozenset(name for name in names if INDEXER in name)
+        others = {"all": frozenset(), "backbone": indexer, "indexer": names - indexer}[phase.trains]
         self._freeze(self._held | others | frozen_names(names, phase.frozen))
 
     def _freeze(self, frozen: frozenset[str]) -> None:

@@ -109,7 +109,14 @@ V4 = (
         names=tuple(f"{{block}}.attn.indexer.compressor.{name}.weight" for name in ("wkv", "wgate")),
         update="muon",
     ),
-    Rule(group="index_norms", names=("{block}.attn.indexer.compressor.norm.weight",), update="adamw"),
+    Rule(  # on V4.1's graph, which runs these rules as long as headrace has none of V4: its index keys have no gate
+        group="index_keys", names=("{block}.attn.indexer.wk.weight",), update="muon", evidence="open"
+    ),
+    Rule(
+        group="index_norms",
+        names=("{block}.attn.indexer.compressor.norm.weight", "{block}.attn.indexer.k_norm.weight"),
+        update="adamw",
+    ),
     Rule(
         group="position_biases",  # the report names no rule for them; they are biases of a softmax, like the sinks
         names=("{block}.attn.compressor.ape", "{block}.attn.indexer.compressor.ape"),

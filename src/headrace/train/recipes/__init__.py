@@ -16,11 +16,13 @@ from headrace.train.recipe import Recipe
 from headrace.train.recipe_json import from_json
 from headrace.train.recipes.micro import micro, micro_window_only
 from headrace.train.recipes.published import v4_flash, v4_pro, v41_flash
+from headrace.train.recipes.tiny_v4 import tiny_v4
 from headrace.train.recipes.tiny_v41 import tiny_v41
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "micro": micro,
     "micro-window-only": micro_window_only,
+    "tiny-v4": tiny_v4,
     "tiny-v41": tiny_v41,
     "v4-flash": v4_flash,
     "v4-pro": v4_pro,

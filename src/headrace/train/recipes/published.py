@@ -11,7 +11,7 @@ from headrace.train.schedule import BatchRamp, LearningRate, Staircase
 
 _OBSTACLE = (
     "it holds published settings for {tokens} trillion tokens, and neither that corpus nor a machine for the model "
-    "comes with headrace; recipes that run are micro, micro-window-only and tiny-v41"
+    "comes with headrace; recipes that run are micro, micro-window-only, tiny-v4 and tiny-v41"
 )
 
 
@@ -57,7 +57,7 @@ def _v4(name: str, dense_tokens: int) -> Recipe:
         published.sequence_length(tokens // 2, tokens * 3 // 4, tokens * 9 // 10),
         published.batch(first=published.batch_last // 16, until=tokens // 50),
         (
-            Phase(attention="dense"),
+            Phase(attention="dense", trains="backbone"),
             Phase(start=dense_tokens, attention="dense", trains="indexer"),
             Phase(start=dense_tokens + warmup),
         ),
