@@ -74,12 +74,12 @@ class _Linear(torch.autograd.Function):
         x_TK, weight_NK = ctx.saved_tensors
         rows_TN = pad_rows(gradient_TN.contiguous())
         of_x = torch.mm(rows_TN, weight_NK)[: x_TK.shape[0]] if ctx.needs_input_grad[0] else None
-        of_weight = _weight_gradient(rows_TN, pad_rows(x_TK)) if ctx.needs_input_grad[1] else None
+        of_weight = weight_gradient(rows_TN, pad_rows(x_TK)) if ctx.needs_input_grad[1] else None
         return of_x, of_weight
 
 
-def _weight_gradient(gradient_TN: Tensor, x_TK: Tensor) -> Tensor:
-    """Return the sum over rows of gradient times input, [N, K]; both are padded to `ROW_TILE` with zero rows."""
+def weight_gradient(gradient_TN: Tensor, x_TK: Tensor) -> Tensor:
+    """Return the sum over rows of gradient times input, [N, K]; both are padded by `pad_rows`."""
     num_rows = x_TK.shape[0]
     if num_rows <= GRADIENT_ROWS:
         return torch.mm(gradient_TN.t(), x_TK)
@@ -163,6 +163,6 @@ class _GroupedLinear(torch.autograd.Function):
             of_x = torch.bmm(rows_TGN.transpose(0, 1), weight_GNK).transpose(0, 1)[: x_TGK.shape[0]]
         if ctx.needs_input_grad[1]:
             padded = _pad_grouped(x_TGK)
-            parts = [_weight_gradient(rows_TGN[:, group], padded[:, group]) for group in range(num_groups)]
+            parts = [weight_gradient(rows_TGN[:, group], padded[:, group]) for group in range(num_groups)]
             of_weight = torch.stack(parts)
         return of_x, of_weight
