@@ -1,9 +1,10 @@
 """Anticipatory routing: what choosing experts some steps early adds to a training step, on the tiny model.
 
 Both variants train on the same batches: forward and backward pass, all update rules. The anticipating one also runs one
-queued batch forward without gradients, and trains with the experts chosen that way four steps before. Three forward
-passes' work becomes four, so a third more is expected where nothing overlaps; V4 reports some 20 % of wall time with
-overlap on its machines. Bound: 60 % more CPU time.
+queued batch forward without gradients, and trains with the experts chosen that way four steps before. Counted in
+products, three forward passes' work becomes four, a third more where nothing overlaps; V4 reports some 20 % of wall time
+with overlap on its machines. On a CPU at these widths a forward pass is more than a third of a step: scoring, picking,
+routing and n-gram rows have no backward pass. Bound: 60 % more CPU time.
 """
 
 import argparse
@@ -72,7 +73,7 @@ class Trainer:
         """Choose the experts of the newest queued batch, then train on the oldest with those chosen for it."""
         for place, batch in self._queue.unrouted():
             record = RouteRecord()
-            with torch.no_grad():
+            with torch.inference_mode():
                 self._graph.forward(batch, GraphOptions(), self._router(record.recorder()))
             self._queue.store(place, record)
         queued = self._queue.advance()

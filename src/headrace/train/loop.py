@@ -151,7 +151,7 @@ class Trainer:
         phase = self.recipe.phase_at(fed.position.steps, fed.position.tokens)
         return plan_passes(fed.batch, phase, self.material.config.window, self.recipe.micro_batch, draws)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _anticipate(self) -> None:
         """Choose experts with today's parameters for the batches that wait; forget them when that is over."""
         if self._stability is None or not self._stability.is_anticipating:
