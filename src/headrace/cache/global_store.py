@@ -31,6 +31,11 @@ class GlobalStore:
         return sum(plane.shape[1] * plane.element_size() for plane in self._planes)
 
     @property
+    def taught(self) -> Tensor | None:
+        """Entries that may have a gradient: stored bytes have none."""
+        return None
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the rows in use."""
         return self.length * self.row_bytes

@@ -7,10 +7,13 @@ bits in a long prefill, in a chunk and in decode. Selected entries fill a fixed 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from headrace.kernels.attention_gradient import Flow, entry_gradients, window_gradients
 from headrace.kernels.precision import wide_dtype, widen
 from headrace.kernels.product import ROW_TILE
 
@@ -36,10 +39,12 @@ class SelectedEntries:
     """Global entries picked for every query.
 
     `picked_TK` [T, K] int64 ascending, -1 for an empty slot; `gather` turns [R, K] picks into bfloat16 [R, K, H].
+    `entries_CH` [C, H] is what it reads from, where that is a tensor that may have a gradient.
     """
 
     picked_TK: Tensor
     gather: Callable[[Tensor], Tensor]
+    entries_CH: Tensor | None = None
 
 
 def _tiles(first: int, last: int) -> tuple[int, int]:
@@ -110,32 +115,139 @@ def attend(
         the sum of weights is not rounded. Row-invariant by construction (fixed tiles and slots).
     Source: spec section 3.3, step 5.
     """
+    shape = _Shape(first, keys.first, keys.floor, window, scale)
+    entries_CH = None if selected is None else selected.entries_CH
+    tensors = (q_TQH, keys.rows_SH, sink_Q) if entries_CH is None else (q_TQH, keys.rows_SH, sink_Q, entries_CH)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        value: Tensor = _Attend.apply(q_TQH, keys.rows_SH, sink_Q, entries_CH, selected, shape)
+        return value
+    return _attend(q_TQH, keys, selected, sink_Q, shape, wants_weights=False).value_TQH
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Numbers of one call: positions of the first query and the first key, floor, window, scale of the scores."""
+
+    first: int
+    first_key: int
+    floor: int
+    window: int
+    scale: float
+
+    def tiles_of(self, rows_SH: Tensor, num_rows: int) -> tuple[Tensor, int]:
+        """Return window tiles of the queries and the row of the first query in the first of them."""
+        low, high = _tiles(self.first, self.first + num_rows)
+        keys = WindowKeys(rows_SH, self.first_key, self.floor)
+        return _window_tiles(keys, low, high, self.window), self.first - low * QUERY_TILE
+
+
+@dataclass(frozen=True)
+class _Attended:
+    """Result [T, Q, H], and what its gradient needs: unrounded weights of window and picks, their total, the sink's."""
+
+    value_TQH: Tensor
+    window_TQS: Tensor
+    picks_TQK: Tensor | None
+    total_TQ1: Tensor
+    of_sink_TQ1: Tensor
+
+
+class _Attend(torch.autograd.Function):
+    """`attend` with its gradients; they are not differentiable again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_TQH: Tensor,
+        rows_SH: Tensor,
+        sink_Q: Tensor,
+        entries_CH: Tensor | None,
+        selected: SelectedEntries | None,
+        shape: _Shape,
+    ) -> Tensor:
+        keys = WindowKeys(rows_SH, shape.first_key, shape.floor)
+        found = _attend(q_TQH, keys, selected, sink_Q, shape, wants_weights=True)
+        ctx.save_for_backward(
+            q_TQH,
+            rows_SH,
+            entries_CH,
+            found.value_TQH,
+            found.window_TQS,
+            found.picks_TQK,
+            found.total_TQ1,
+            found.of_sink_TQ1,
+        )
+        ctx.selected, ctx.shape = selected, shape
+        return found.value_TQH
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_TQH: Tensor) -> tuple[Tensor | None, ...]:
+        q_TQH, rows_SH, entries_CH, value_TQH, window_TQS, picks_TQK, total_TQ1, of_sink_TQ1 = ctx.saved_tensors
+        selected, shape = ctx.selected, ctx.shape
+        of_value = widen(gradient_TQH) / total_TQ1
+        of_weight = (of_value * widen(value_TQH)).sum(-1, keepdim=True).neg_()
+        flow = Flow(q_TQH, of_value, of_weight, shape.scale, q_TQH.dtype)
+        tiles, offset = shape.tiles_of(rows_SH, q_TQH.shape[0])
+        of_q, buffer = window_gradients(flow, window_TQS, tiles, offset, QUERY_TILE)
+        of_entries = None
+        if selected is not None:
+            of_entries = entry_gradients(flow, picks_TQK, selected.picked_TK, entries_CH, selected.gather, of_q)
+        start = _tiles(shape.first, shape.first + 1)[0] * QUERY_TILE - shape.window
+        of_rows = _rows_of_buffer(buffer, shape.first_key - start, rows_SH)
+        of_sink = (of_weight * of_sink_TQ1).squeeze(-1).sum(0)
+        return (
+            of_q.to(q_TQH.dtype),
+            of_rows.to(rows_SH.dtype),
+            of_sink,
+            None if of_entries is None else of_entries.to(entries_CH.dtype),
+            None,
+            None,
+        )
+
+
+def _rows_of_buffer(buffer: Tensor, offset: int, rows_SH: Tensor) -> Tensor:
+    """Return the rows that `_window_tiles` put into the buffer; a row that did not fit gets zeros."""
+    if offset >= 0:
+        return buffer[offset : offset + rows_SH.shape[0]]
+    return torch.cat([buffer.new_zeros((-offset, buffer.shape[1])), buffer[: rows_SH.shape[0] + offset]])
+
+
+def _attend(
+    q_TQH: Tensor,
+    keys: WindowKeys,
+    selected: SelectedEntries | None,
+    sink_Q: Tensor,
+    shape: _Shape,
+    *,
+    wants_weights: bool,
+) -> _Attended:
     num_rows, num_heads, _ = q_TQH.shape
-    low, high = _tiles(first, first + num_rows)
-    tiles = _window_tiles(keys, low, high, window)
-    tiled, _, offset = _tile_queries(q_TQH, first)
+    tiles = shape.tiles_of(keys.rows_SH, num_rows)[0]
+    tiled, _, offset = _tile_queries(q_TQH, shape.first)
     scores = torch.bmm(tiled, tiles)
     scores = scores.view(-1, scores.shape[-1])[offset * num_heads : (offset + num_rows) * num_heads]
-    scores = scores.view(num_rows, num_heads, -1).mul_(scale)
-    positions = torch.arange(first, first + num_rows, device=q_TQH.device)
-    scores = scores.masked_fill_(_window_mask(positions, window, keys.floor).unsqueeze(1), float("-inf"))
-    if selected is None:
-        peak = _peak(scores.detach().amax(-1, keepdim=True), sink_Q)
-        weights, total = _weights(scores, peak, q_TQH.dtype)
-        total = total + torch.exp((sink_Q.unsqueeze(-1) - peak).contiguous())
-        return (_window_values(weights, tiles, offset) / total).to(q_TQH.dtype)
-    return _attend_selected(q_TQH, scores, tiles, offset, selected, sink_Q, scale)
+    scores = scores.view(num_rows, num_heads, -1).mul_(shape.scale)
+    positions = torch.arange(shape.first, shape.first + num_rows, device=q_TQH.device)
+    scores = scores.masked_fill_(_window_mask(positions, shape.window, shape.floor).unsqueeze(1), float("-inf"))
+    if selected is not None:
+        return _attend_selected(q_TQH, scores, tiles, offset, selected, sink_Q, shape.scale, wants_weights)
+    peak = _peak(scores.amax(-1, keepdim=True), sink_Q)
+    raw = _raw_weights(scores, peak)
+    of_sink = torch.exp((sink_Q.unsqueeze(-1) - peak).contiguous())
+    total = raw.sum(-1, keepdim=True) + of_sink
+    value = (_window_values(widen(raw.to(q_TQH.dtype)), tiles, offset) / total).to(q_TQH.dtype)
+    return _Attended(value, raw, None, total, of_sink)
 
 
 def _peak(largest_TQ1: Tensor, sink_Q: Tensor) -> Tensor:
     """Return the largest score, or the sink where a query may look at nothing: its value is then 0, not NaN."""
-    return torch.where(largest_TQ1 == float("-inf"), sink_Q.detach().unsqueeze(-1), largest_TQ1)
+    return torch.where(largest_TQ1 == float("-inf"), sink_Q.unsqueeze(-1), largest_TQ1)
 
 
-def _weights(scores: Tensor, peak: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return weights rounded to `dtype` (as float32) and the unrounded sum over the last dimension."""
-    raw = torch.exp((scores - peak).contiguous())
-    return widen(raw.to(dtype)), raw.sum(-1, keepdim=True)
+def _raw_weights(scores: Tensor, peak: Tensor) -> Tensor:
+    """Return weights relative to the largest score, in place of the scores."""
+    return scores.sub_(peak).exp_()
 
 
 def _window_values(weights_TQS: Tensor, tiles: Tensor, offset: int) -> Tensor:
@@ -152,27 +264,38 @@ def _window_values(weights_TQS: Tensor, tiles: Tensor, offset: int) -> Tensor:
 
 
 def _attend_selected(
-    q_TQH: Tensor, scores: Tensor, tiles: Tensor, offset: int, selected: SelectedEntries, sink_Q: Tensor, scale: float
-) -> Tensor:
+    q_TQH: Tensor,
+    scores: Tensor,
+    tiles: Tensor,
+    offset: int,
+    selected: SelectedEntries,
+    sink_Q: Tensor,
+    scale: float,
+    wants_weights: bool,
+) -> _Attended:
     num_rows, _, width = q_TQH.shape
     num_slots = selected.picked_TK.shape[1]
     step = max(1, _GATHER_BYTES // (num_slots * width * 4))
-    values, window_weights, totals = [], [], []
+    value = torch.empty(q_TQH.shape, dtype=scores.dtype, device=q_TQH.device)
+    total, of_sink = scores.new_empty((2, *scores.shape[:2], 1))
+    picks = []
     for low in range(0, num_rows, step):
         rows = slice(low, min(low + step, num_rows))
         picked = selected.picked_TK[rows]
         entries = widen(selected.gather(picked))
         entry_scores = torch.bmm(widen(q_TQH[rows]), entries.transpose(1, 2)).mul_(scale)
         entry_scores = entry_scores.masked_fill_((picked < 0).unsqueeze(1), float("-inf"))
-        peaks = scores[rows].detach().amax(-1, keepdim=True), entry_scores.detach().amax(-1, keepdim=True)
+        peaks = scores[rows].amax(-1, keepdim=True), entry_scores.amax(-1, keepdim=True)
         peak = _peak(torch.maximum(*peaks), sink_Q)
-        weights, total = _weights(scores[rows], peak, q_TQH.dtype)
-        entry_weights, entry_total = _weights(entry_scores, peak, q_TQH.dtype)
-        totals.append(total + entry_total + torch.exp((sink_Q.unsqueeze(-1) - peak).contiguous()))
-        window_weights.append(weights)
-        values.append(torch.bmm(entry_weights, entries))
-    value = torch.cat(values) + _window_values(torch.cat(window_weights), tiles, offset)
-    return (value / torch.cat(totals)).to(q_TQH.dtype)
+        raw, entry_raw = _raw_weights(scores[rows], peak), _raw_weights(entry_scores, peak)
+        torch.exp((sink_Q.unsqueeze(-1) - peak).contiguous(), out=of_sink[rows])
+        torch.add(raw.sum(-1, keepdim=True) + entry_raw.sum(-1, keepdim=True), of_sink[rows], out=total[rows])
+        torch.bmm(widen(entry_raw.to(q_TQH.dtype)), entries, out=value[rows])
+        if wants_weights:
+            picks.append(entry_raw)
+    value += _window_values(widen(scores.to(q_TQH.dtype)), tiles, offset)
+    kept = torch.cat(picks) if wants_weights else None
+    return _Attended(value.div_(total).to(q_TQH.dtype), scores, kept, total, of_sink)
 
 
 def attend_block(q_XQH: Tensor, entries_SH: Tensor, sink_Q: Tensor, *, scale: float) -> Tensor:
@@ -198,6 +321,7 @@ def attend_block(q_XQH: Tensor, entries_SH: Tensor, sink_Q: Tensor, *, scale: fl
     scores = torch.mm(padded, entries.t()).mul_(scale)
     sink = sink_Q.repeat(num_rows).unsqueeze(-1)
     peak = scores.detach().amax(-1, keepdim=True)
-    weights, total = _weights(scores, peak, q_XQH.dtype)
+    raw = torch.exp((scores - peak).contiguous())
+    weights, total = widen(raw.to(q_XQH.dtype)), raw.sum(-1, keepdim=True)
     value = torch.mm(weights, entries)[:rows] / (total[:rows] + torch.exp((sink - peak[:rows]).contiguous()))
     return value.view(num_rows, num_heads, width).to(q_XQH.dtype)

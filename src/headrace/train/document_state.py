@@ -31,6 +31,11 @@ class GraphStore:
         return self._entries
 
     @property
+    def taught(self) -> Tensor | None:
+        """What `gather` reads from; None while there are no entries."""
+        return self._entries if self.length else None
+
+    @property
     def keys(self) -> Tensor:
         """All index keys [C, I]; their gradient reaches the key projection and its norm only."""
         return self._keys

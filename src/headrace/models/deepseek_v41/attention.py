@@ -214,7 +214,8 @@ class LayerAttention:
         keys = WindowKeys(held, min(low, segment.first), floor)
         selected = None
         if picked is not None:
-            selected = SelectedEntries(picked, state.store_of(self._plan.kv_source).gather)
+            store = state.store_of(self._plan.kv_source)
+            selected = SelectedEntries(picked, store.gather, store.taught)
         value = attend(
             projected.q_TQH[segment.rows],
             segment.first,
