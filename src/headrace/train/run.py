@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.core.errors import UserError
+from headrace.train.allocator import keep_freed_memory
 from headrace.train.evaluate import Evaluation
 from headrace.train.export import export_masters
 from headrace.train.loop import StepRecord, Trainer
@@ -68,6 +69,7 @@ def train(
     """
     if recipe.obstacle is not None:
         raise UserError(f"recipe {recipe.name!r} cannot be run here: {recipe.obstacle}.", param="recipe")
+    keep_freed_memory()
     folder = RunFolder(out, is_resumed=is_resumed)
     sinks: list[MetricsSink] = []
     try:
