@@ -2,9 +2,9 @@
 
 Both variants train on the same batches: forward and backward pass, all update rules. The anticipating one also runs one
 queued batch forward without gradients, and trains with the experts chosen that way four steps before. Counted in
-products, three forward passes' work becomes four, a third more where nothing overlaps; V4 reports some 20 % of wall time
-with overlap on its machines. On a CPU at these widths a forward pass is more than a third of a step: scoring, picking,
-routing and n-gram rows have no backward pass. Bound: 60 % more CPU time.
+products, three forward passes' work becomes four: a third more where nothing overlaps. V4 reports some 20 % of wall
+time with overlap on its machines. On a CPU at these widths a forward pass is more than a third of a step: scoring,
+picking, routing and n-gram rows have no backward pass. Bound: 60 % more CPU time.
 """
 
 import argparse

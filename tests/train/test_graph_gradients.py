@@ -6,6 +6,7 @@ One derivative per kind of parameter, over all layers at once, along a random di
 import re
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +15,9 @@ from headrace.kernels import grouped_experts
 from headrace.kernels.grouped_experts import clamped_swiglu
 from headrace.train.graph import Document, GraphOutput, TrainGraph
 from headrace.train.losses import cross_entropy
-from tests.train.graphs import EXACT, lively_graph, micro_config, next_tokens, run_pass, token_ids
+from headrace.train.objective import balance_of
+from headrace.train.passes import Pass
+from tests.train.graphs import EXACT, gradients_of, lively_graph, micro_config, next_tokens, run_pass, token_ids
 
 STEP = 1e-7  # the loss has kinks (clamps, ReLU-like gates), so a step is short
 TOLERANCE = 1e-5  # rounding of the loss, about 1e-13, over the step, about 1e-6 of derivatives around 1
@@ -119,6 +122,40 @@ def test_the_model_that_is_checked_uses_every_mechanism(monkeypatch: pytest.Monk
         assert picked == visible == graph().config.index_topk < 69 // 2, "a document must leave entries unpicked"
     assert (output.pools[0][-1] >= 0).all(), "the pool must leave entries out"
     assert all(len(routes.experts_TK.unique()) == graph().config.num_experts for routes in output.routes)
+
+
+BALANCED = (r".*\.ffn\.gate\.weight", r"embed\.weight", r"layers\.\d\.attn\.wo_b\.weight")
+
+
+@pytest.mark.parametrize("pattern", BALANCED)
+def test_the_gradient_of_the_balance_loss_is_that_of_finite_differences(pattern: str) -> None:
+    """Which experts run is fixed, so that only their scores move."""
+    lengths = [len(document.token_ids) for document in DOCUMENTS]
+    whole = Pass(tuple(DOCUMENTS), np.zeros(sum(lengths), np.int64), np.zeros(sum(lengths), np.int64))
+
+    def balance() -> tuple[Tensor, list[Tensor]]:
+        output = graph().forward(DOCUMENTS, EXACT)
+        return balance_of(output, whole), choices(output)
+
+    names, step = matching(pattern), 1e-6
+    directions = [
+        torch.randn_like(p) * p.detach().square().mean().sqrt() for p in map(graph().masters.parameters.get, names)
+    ]
+    found = gradients_of(balance()[0], graph())
+    expected = sum(float((found[n] * d).sum()) for n, d in zip(names, directions, strict=True))
+    moved = []
+    for sign in (1, -1):
+        with torch.no_grad():
+            before = [graph().masters.parameters[name].clone() for name in names]
+            for name, direction in zip(names, directions, strict=True):
+                graph().masters.parameters[name] += sign * step * direction
+            moved.append(balance())
+            for name, kept in zip(names, before, strict=True):
+                graph().masters.parameters[name].copy_(kept)
+    (above, one), (below, other) = moved
+    assert all(a.equal(b) for a, b in zip(one, other, strict=True)), "a choice flipped"
+    assert abs(expected) > 1e-3
+    assert float(above - below) / (2 * step) == pytest.approx(expected, rel=1e-5, abs=1e-7)
 
 
 def test_clamped_activations_get_no_gradient() -> None:

@@ -1,7 +1,9 @@
 """What a run says: lines for people, lines for programs."""
 
+import errno
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,18 @@ def test_a_resumed_run_drops_lines_of_steps_that_were_lost(tmp_path: Path) -> No
 def test_a_metrics_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot write"):
         MetricsFile(tmp_path / "missing" / "m.jsonl", resumed_step=None)
+
+
+def test_a_metrics_file_that_does_not_fit_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", no_room)
+    with pytest.raises(UserError, match="No space left"):
+        MetricsFile(tmp_path / "m.jsonl", resumed_step=None)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tensorboard_is_used_only_where_it_is_installed(tmp_path: Path) -> None:

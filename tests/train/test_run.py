@@ -1,6 +1,12 @@
 """A run on disk: metrics, checkpoints, resuming, and what is refused before anything is overwritten."""
 
+import contextlib
 import json
+import shutil
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +20,7 @@ from headrace.train import run as run_module
 from headrace.train.evaluate import Evaluation
 from headrace.train.loop import StepRecord
 from headrace.train.progress import Pace
-from headrace.train.recipe import LossSettings, Recipe
+from headrace.train.recipe import LossSettings, Recipe, SaveSettings
 from headrace.train.run import Outcome, train
 from tests.train.small_recipe import small_recipe, text_recipe, write_texts
 
@@ -156,6 +162,68 @@ def test_a_full_disk_ends_the_run_with_the_last_good_checkpoint(
     assert files_of(rest.checkpoint) == files_of(whole.checkpoint)
     lines = [json.loads(line) for line in (tmp_path / "part" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["type"] == "step"] == list(range(1, 10))
+
+
+def test_where_tensorboard_is_installed_a_run_writes_its_numbers_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for the package, so that this runs without it."""
+    folders: list[str] = []
+    scalars: dict[str, list[int]] = {}
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            folders.append(folder)
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            assert np.isfinite(value)
+            scalars.setdefault(name, []).append(step)
+
+        def close(self) -> None:
+            folders.append("closed")
+
+    stand_in = types.ModuleType("torch.utils.tensorboard")
+    stand_in.SummaryWriter = Writer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
+    monkeypatch.setattr(run_module.TensorBoardFile, "is_available", staticmethod(lambda: True))
+    go(small_recipe(duration=5), tmp_path)
+    assert folders == [str(tmp_path / "tensorboard"), "closed"]
+    assert scalars["step/loss"] == scalars["step/loss_by_kind.pairs"] == [1, 2, 3, 4, 5]
+    assert scalars["evaluation/accuracy.pairs"] == [4, 5]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Yield a folder on a file system of three megabytes of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if not mounted or mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_is_really_full_costs_no_checkpoint(small_disk: Path, tmp_path: Path) -> None:
+    recipe = small_recipe(duration=4, saving=SaveSettings(every=1))
+    good, _ = go(recipe, small_disk / "run", last_step=1)
+    before = files_of(good.checkpoint)
+    for left in (300_000, 0):  # room for half a checkpoint, room for nothing
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage(small_disk).free
+            (small_disk / "filler").write_bytes(bytes(max(0, free - left)))
+        with pytest.raises(UserError, match=r"disk|No space left"):
+            go(recipe, small_disk / "run", is_resumed=True)
+        assert files_of(good.checkpoint) == before
+        assert sorted(
+            path.name for path in (small_disk / "run").iterdir() if path.name.startswith((".unf", "step"))
+        ) == ["step-00000001"]
+        (small_disk / "filler").unlink()
+    rest, _ = go(recipe, small_disk / "run", is_resumed=True)
+    whole, _ = go(recipe, tmp_path / "whole")
+    assert files_of(rest.checkpoint) == files_of(whole.checkpoint)
 
 
 def test_figures_count_right_answers(tmp_path: Path) -> None:

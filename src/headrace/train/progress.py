@@ -6,6 +6,7 @@ Nothing here prints; `cli/train.py` shows the lines.
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from math import isfinite
@@ -86,9 +87,9 @@ class MetricsFile:
         Raises:
             UserError: it cannot be written.
         """
+        partial = path.with_name(f"{path.name}.partial")
         try:
             kept = [] if resumed_step is None or not path.exists() else _lines_up_to(path, resumed_step)
-            partial = path.with_name(f"{path.name}.partial")
             with partial.open("w", encoding="utf-8") as file:
                 file.writelines(kept)
                 file.flush()
@@ -96,6 +97,8 @@ class MetricsFile:
             partial.replace(path)
             self._file = path.open("a", encoding="utf-8")
         except OSError as problem:
+            with suppress(OSError):
+                partial.unlink()
             raise UserError(f"cannot write {path}: {problem.strerror or problem}.", param="out") from None
         self._path = path
 

@@ -63,6 +63,38 @@ def test_special_tokens_are_spelled_as_the_chat_encoding_spells_them() -> None:
     assert len(set(special_tokens.ALL)) == len(special_tokens.ALL)
 
 
+def test_the_vendors_chat_encoder_finds_every_token_of_a_text_chat_under_one_id() -> None:
+    """Held against the package `deepseek-recipe` where it is installed; tokens of images are outside a text chat."""
+    recipe = pytest.importorskip("deepseek_recipe", reason="the vendor's chat encoder is not installed")
+    kinds = recipe.SpecialToken
+    text = ("Bos", "Eos", "ThinkingStart", "ThinkingEnd", "System", "User", "Assistant", "LatestReminder", "Dsml")
+    spellings = [getattr(kinds, kind).default_str() for kind in text]
+    theirs = recipe.Tokenizer.from_str(vocabulary().document)
+    assert all(theirs.encode(spelling) == tokenizer().encode(spelling) for spelling in spellings)
+    assert [len(tokenizer().encode(spelling)) for spelling in spellings] == [1] * len(spellings)
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    request = recipe.ChatCompletionRequest(
+        {
+            "model": "DeepSeek-V4.1-Flash",
+            "messages": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "Hello"},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "1", "content": "2"},
+            ],
+            "tools": [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": schema}}],
+        }
+    )
+    chat = request.convert(recipe.ConversionOptions()).conversation
+    encoding = recipe.DeepseekV41Encoding().with_tokenizer(theirs)
+    ids = encoding.encode(chat)
+    assert tokenizer().decode(ids, skip_special_tokens=False) == encoding.render_conversation(chat).prompt
+    found = [tokenizer().id_to_token(token_id) for token_id in ids if token_id < special_tokens.FIRST_RESERVED_ID]
+    assert found.count(special_tokens.DSML) >= 6
+    assert {special_tokens.BEGIN, special_tokens.SYSTEM, special_tokens.USER, special_tokens.THINK} <= set(found)
+
+
 @given(UNICODE)
 def test_any_text_comes_back(text: str) -> None:
     assert tokenizer().decode(tokenizer().encode(text)) == text
