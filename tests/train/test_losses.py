@@ -55,6 +55,22 @@ def test_bfloat16_rows_are_judged_in_float32() -> None:
     assert same_bits(found[2], wide[2])
 
 
+@pytest.mark.usefixtures("small_pieces")
+def test_weights_multiply_what_a_row_adds_to_the_loss_and_to_the_gradients() -> None:
+    hidden, head, labels = case(dtype=torch.float64)
+    weights = torch.rand(len(labels), dtype=torch.float64) + 0.5
+    leaves = [hidden.clone().requires_grad_(), head.clone().requires_grad_()]
+    each = torch.nn.functional.cross_entropy(leaves[0] @ leaves[1].T, labels, ignore_index=IGNORE, reduction="none")
+    wanted = (each * weights).sum()
+    found = cross_entropy(*leaves, labels, weights)
+    torch.testing.assert_close(found.numerator, wanted)
+    for one, other in zip(
+        torch.autograd.grad(found.numerator, leaves), torch.autograd.grad(wanted, leaves), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(found.losses_T, each.detach())
+
+
 def test_rows_without_a_label_count_nothing_and_get_no_gradient() -> None:
     hidden, head, labels = case()
     found = cross_entropy(hidden, head, labels)

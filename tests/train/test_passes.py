@@ -90,6 +90,10 @@ def test_passes_hold_whole_rows_and_leave_padding_out() -> None:
     assert (plan.num_labels, plan.num_documents, plan.num_tokens) == (4 + 3 + 12 + 2, 4, 26)
     assert plan.kind_names == ("pairs", "text")
     assert plan.passes[0].kinds.tolist() == [1] * 5 + [0] * 6 + [1] * 12
+    assert plan.weight == plan.num_labels
+    heavy = plan_passes(batch, Phase(), WINDOW, 24, Draws(0), {"pairs": 2.5})
+    assert heavy.passes[0].weights.tolist() == [1.0] * 5 + [2.5] * 6 + [1.0] * 12
+    assert heavy.weight == 4 + 2.5 * 3 + 12 + 2
 
 
 @pytest.mark.parametrize("size", [1, 12, 1000])

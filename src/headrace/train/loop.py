@@ -149,7 +149,11 @@ class Trainer:
         """Cut a batch into passes; the same one at any time."""
         draws = Draws(self.recipe.seed, "passes", fed.position.steps)
         phase = self.recipe.phase_at(fed.position.steps, fed.position.tokens)
-        return plan_passes(fed.batch, phase, self.material.config.window, self.recipe.micro_batch, draws)
+        weights = {
+            task.name: setting.label_weight
+            for task, setting in zip(self.material.tasks, self.recipe.tasks, strict=True)
+        }
+        return plan_passes(fed.batch, phase, self.material.config.window, self.recipe.micro_batch, draws, weights)
 
     @torch.inference_mode()
     def _anticipate(self) -> None:
@@ -200,7 +204,7 @@ class Trainer:
             tally.count(judged, one, plan.kind_names, self.material.bytes_V)
             balance = balance_of(output, one)
             tally.add_balance(float(balance.detach()), len(one.documents))
-            loss = judged.numerator / max(1, plan.num_labels) + balance * (losses.balance / plan.num_documents)
+            loss = judged.numerator / (plan.weight or 1.0) + balance * (losses.balance / plan.num_documents)
             if phase.trains == "indexer":
                 loss = torch.zeros(())  # neither of the two has a gradient that anything would follow
             if is_taught:

@@ -35,13 +35,16 @@ class CrossEntropy:
     correct_T: Tensor
 
 
-def cross_entropy(hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor) -> CrossEntropy:
+def cross_entropy(
+    hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, weights_T: Tensor | None = None
+) -> CrossEntropy:
     """Judge rows by their labels.
 
     Args:
         hidden_TD: [T, D] normalised final states, in the dtype of the activations.
         head_VD: [V, D] float32 (float64 in gradient checks).
         labels_T: [T] int64, `IGNORE` where nothing is asked. Labels are shifted inside each document, by its packing.
+        weights_T: [T], factor of each row in the sum; None weighs all alike. `losses_T` are without it.
 
     Raises:
         InternalError: labels and rows differ in number, or a label is no token.
@@ -58,7 +61,7 @@ def cross_entropy(hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor) -> Cross
         raise InternalError(f"labels {int(asked.min())} to {int(asked.max())} are not all below {head_VD.shape[0]}")
     if not torch.is_grad_enabled():
         hidden_TD, head_VD = hidden_TD.detach(), head_VD.detach()
-    numerator, losses_T, correct_T = _CrossEntropy.apply(hidden_TD, head_VD, labels_T)
+    numerator, losses_T, correct_T = _CrossEntropy.apply(hidden_TD, head_VD, labels_T, weights_T)
     return CrossEntropy(numerator, int(is_asked.sum()), losses_T, correct_T)
 
 
@@ -77,8 +80,10 @@ class _CrossEntropy(torch.autograd.Function):
     """Sum of losses; the losses and the hits of every row come along without gradient."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        needs_hidden, needs_head, _ = ctx.needs_input_grad
+    def forward(
+        ctx: Any, hidden_TD: Tensor, head_VD: Tensor, labels_T: Tensor, weights_T: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        needs_hidden, needs_head = ctx.needs_input_grad[:2]
         padded, dtype = pad_columns(head_VD), wide_dtype(head_VD.dtype)
         losses_T = torch.zeros(labels_T.shape, dtype=dtype, device=labels_T.device)
         correct_T = torch.zeros_like(labels_T, dtype=torch.bool)
@@ -95,6 +100,8 @@ class _CrossEntropy(torch.autograd.Function):
             if of_hidden is None and of_head is None:
                 continue
             of_logits = _logit_gradient(logits, labels)
+            if weights_T is not None:
+                of_logits[: labels.shape[0]] *= weights_T[rows].unsqueeze(1)
             if of_hidden is not None:
                 of_hidden[rows] = torch.mm(of_logits, widen(head_VD))[: labels.shape[0]]
             if of_head is not None:
@@ -102,15 +109,16 @@ class _CrossEntropy(torch.autograd.Function):
         ctx.save_for_backward(of_hidden, of_head)
         ctx.dtype = hidden_TD.dtype
         ctx.mark_non_differentiable(losses_T, correct_T)
-        return ordered_sum(losses_T), losses_T, correct_T
+        return ordered_sum(losses_T if weights_T is None else losses_T * weights_T), losses_T, correct_T
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         of_hidden, of_head = ctx.saved_tensors
         return (
             None if of_hidden is None else (of_hidden * gradient).to(ctx.dtype),
             None if of_head is None else of_head * gradient,
+            None,
             None,
         )
 

@@ -113,11 +113,11 @@ class Tally:
 
 def judge(output: GraphOutput, one: Pass) -> CrossEntropy:
     """Return the cross entropy of a pass; where few rows are asked, logits are made for those only."""
-    labels = torch.from_numpy(one.labels)
+    labels, weights = torch.from_numpy(one.labels), torch.from_numpy(one.weights)
     if 2 * one.num_labels > len(labels):
-        return cross_entropy(output.hidden_TD, output.head, labels)
+        return cross_entropy(output.hidden_TD, output.head, labels, weights)
     rows = torch.nonzero(labels != IGNORE).squeeze(1)
-    some = cross_entropy(output.hidden_TD.index_select(0, rows), output.head, labels[rows])
+    some = cross_entropy(output.hidden_TD.index_select(0, rows), output.head, labels[rows], weights[rows])
     losses = torch.zeros(labels.shape, dtype=some.losses_T.dtype).index_copy_(0, rows, some.losses_T)
     correct = torch.zeros(labels.shape, dtype=torch.bool).index_copy_(0, rows, some.correct_T)
     return CrossEntropy(some.numerator, some.count, losses, correct)

@@ -4,8 +4,9 @@ With replay the decoder runs behind cuts, as serving does after a prefill of P t
 what follows, its windows reaching back to the first of these. Source: training.md section 5.2, variants A and B.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,18 +23,24 @@ _TURN_WINDOWS = (1, 4)  # its turns are cut at random, so many windows long
 class Pass:
     """What the model runs at once.
 
-    `labels` [R] and `kinds` [R] belong to the decoder's rows, document by document and segment by segment; `kinds`
-    index the batch's `kind_names`.
+    `labels` [R], `kinds` [R] and `weights` [R] float32 belong to the decoder's rows, document by document and segment
+    by segment; `kinds` index the batch's `kind_names`, `weights` are what a label counts in the loss.
     """
 
     documents: tuple[Document, ...]
     labels: Ids
     kinds: Ids
+    weights: np.ndarray
 
     @property
     def num_labels(self) -> int:
         """Rows with a label."""
         return int((self.labels != IGNORE).sum())
+
+    @property
+    def weight(self) -> float:
+        """Sum of the weights of all rows with a label."""
+        return float(self.weights[self.labels != IGNORE].astype(np.float64).sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +57,24 @@ class Passes:
         return sum(one.num_labels for one in self.passes)
 
     @property
+    def weight(self) -> float:
+        """Sum of the weights of all rows with a label."""
+        return sum(one.weight for one in self.passes)
+
+    @property
     def num_documents(self) -> int:
         """Documents over all passes."""
         return sum(len(one.documents) for one in self.passes)
 
 
-def plan_passes(batch: Batch, phase: Phase, window: int, micro_batch: int, draws: Draws) -> Passes:
+def plan_passes(
+    batch: Batch,
+    phase: Phase,
+    window: int,
+    micro_batch: int,
+    draws: Draws,
+    label_weights: Mapping[str, float] | None = None,
+) -> Passes:
     """Plan all passes of a batch.
 
     Args:
@@ -64,9 +83,11 @@ def plan_passes(batch: Batch, phase: Phase, window: int, micro_batch: int, draws
         window: W.
         micro_batch: tokens of a pass at most, in whole rows, at least one.
         draws: decides cuts and which documents are seen whole.
+        label_weights: kind of document -> what its labels count in the loss; 1 where it is not named.
     """
     kind_names = tuple(sorted({kind for kinds in batch.kinds for kind in kinds}))
     rows_at_once = max(1, micro_batch // batch.token_ids.shape[1])
+    weights = np.array([(label_weights or {}).get(kind, 1.0) for kind in kind_names], dtype=np.float32)
 
     def cutter(labels: Ids) -> tuple[Cut, ...] | None:
         return plan_segments(labels, phase, window, draws)
@@ -78,7 +99,7 @@ def plan_passes(batch: Batch, phase: Phase, window: int, micro_batch: int, draws
             for row in range(low, min(low + rows_at_once, len(batch.token_ids)))
             for where, kind in _documents(batch, row)
         ]
-        passes.append(_join(parts))
+        passes.append(_join(parts, weights))
     return Passes(tuple(passes), kind_names, batch.num_tokens)
 
 
@@ -87,24 +108,33 @@ def _documents(batch: Batch, row: int) -> Iterator[tuple[slice, str]]:
         yield slice(span.start, span.start + span.length), kind
 
 
-def _run_document(ids: Ids, labels: Ids, kind: int, cutter: "Callable[[Ids], tuple[Cut, ...] | None]") -> Pass:
+class _Part(NamedTuple):
+    """One document of a pass, the labels of its decoder rows, and its kind."""
+
+    document: Document
+    labels: Ids
+    kind: int
+
+
+def _run_document(ids: Ids, labels: Ids, kind: int, cutter: "Callable[[Ids], tuple[Cut, ...] | None]") -> _Part:
     segments = cutter(labels)
     if segments is None:
-        return Pass((Document(ids),), labels, np.full(len(labels), kind))
+        return _Part(Document(ids), labels, kind)
     parts = []
     for cut in segments:
         part = labels[cut.segment.low : cut.segment.high].copy()
         part[: cut.judged_from - cut.segment.low] = IGNORE
         parts.append(part)
-    joined = np.concatenate(parts)
-    return Pass((Document(ids, tuple(cut.segment for cut in segments)),), joined, np.full(len(joined), kind))
+    return _Part(Document(ids, tuple(cut.segment for cut in segments)), np.concatenate(parts), kind)
 
 
-def _join(parts: Sequence[Pass]) -> Pass:
+def _join(parts: Sequence[_Part], weights: np.ndarray) -> Pass:
+    kinds = np.concatenate([np.full(len(part.labels), part.kind) for part in parts])
     return Pass(
-        tuple(document for part in parts for document in part.documents),
-        np.concatenate([part.labels for part in parts]),
-        np.concatenate([part.kinds for part in parts]),
+        documents=tuple(part.document for part in parts),
+        labels=np.concatenate([part.labels for part in parts]),
+        kinds=kinds,
+        weights=weights[kinds],
     )
 
 

@@ -104,15 +104,20 @@ class TokenizerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """One generated task: a kind of `mixture.TASKS`, its share of the rows, and fields of that kind."""
+    """One generated task: a kind of `mixture.TASKS`, its share of the rows, and fields of that kind.
+
+    `label_weight` is what its labels count in the loss, those of text counting 1: a row of a task asks few of its
+    tokens, so text alone would say where the parameters go.
+    """
 
     kind: str
     weight: float = 1.0
+    label_weight: float = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse a share below 0."""
-        _at_least(0, weight=self.weight)
+        """Refuse a share or a weight below 0."""
+        _at_least(0, weight=self.weight, label_weight=self.label_weight)
 
 
 @dataclass(frozen=True, kw_only=True)
