@@ -14,11 +14,11 @@ from headrace.kernels.grouped_experts import (
     Expert,
     PackedExperts,
     PackedMatrix,
-    clamped_swiglu,
     routed_experts,
     shared_expert,
 )
 from headrace.kernels.route_topk import Routes
+from headrace.kernels.swiglu import clamped_swiglu
 from tests.kernels import number_formats as nf
 
 WIDTH, HIDDEN, EXPERTS = 96, 64, 5

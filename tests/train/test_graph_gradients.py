@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.kernels import grouped_experts
-from headrace.kernels.grouped_experts import clamped_swiglu
+from headrace.kernels import swiglu
+from headrace.kernels.swiglu import clamped_swiglu, weighted_swiglu
 from headrace.train.graph import Document, GraphOutput, TrainGraph
 from headrace.train.losses import cross_entropy
 from headrace.train.objective import balance_of
@@ -112,7 +112,7 @@ def test_the_model_that_is_checked_uses_every_mechanism(monkeypatch: pytest.Monk
         clamped.append(float(((gate > limit) | (up.abs() > limit)).double().mean()))
         return clamped_swiglu(gate, up, limit)
 
-    monkeypatch.setattr(grouped_experts, "clamped_swiglu", counting)
+    monkeypatch.setattr(swiglu, "clamped_swiglu", counting)
     output = graph().forward(DOCUMENTS, EXACT)
     assert 0.001 < min(clamped) < max(clamped) < 0.5
     plans = graph().plan
@@ -161,6 +161,7 @@ def test_the_gradient_of_the_balance_loss_is_that_of_finite_differences(pattern:
 def test_clamped_activations_get_no_gradient() -> None:
     gate = torch.tensor([-3.0, 0.5, 0.71, 5.0], dtype=torch.float64, requires_grad=True)
     up = torch.tensor([-0.8, -0.6, 0.1, 0.9], dtype=torch.float64, requires_grad=True)
-    of_gate, of_up = torch.autograd.grad(clamped_swiglu(gate, up, 0.7).sum(), [gate, up])
+    rows = torch.stack([gate, up], 1)  # a gate and its partner in each
+    of_gate, of_up = torch.autograd.grad(weighted_swiglu(rows, None, 0.7).sum(), [gate, up])
     assert (of_gate != 0).tolist() == [True, True, False, False]
     assert (of_up != 0).tolist() == [False, True, True, False]

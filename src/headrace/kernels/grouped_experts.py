@@ -7,11 +7,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from headrace.kernels.activation import silu
 from headrace.kernels.block_quant import Quantiser, decode_fp4_weight, fake_q8
-from headrace.kernels.precision import widen
+from headrace.kernels.expert_rows import Places, multiply_rows, sum_rows, take_rows
 from headrace.kernels.product import linear
 from headrace.kernels.route_topk import Routes
+from headrace.kernels.swiglu import clamped_swiglu, weighted_swiglu
 
 _HIDDEN_ROWS = 512  # rows of hidden values worked on at once, for the same reason
 _DECODE_ELEMENTS = 1 << 21  # matrix elements decoded at once, so that they stay in cache
@@ -34,28 +34,23 @@ class Expert:
     down: PackedMatrix
 
 
-def clamped_swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:
-    """Return silu(min(gate, limit)) * clamp(up, -limit, limit) in float32; a limit of 0 clamps nothing."""
-    gate, up = widen(gate), widen(up)
-    if limit > 0:
-        gate, up = gate.clamp_max(limit), up.clamp(-limit, limit)
-    return silu(gate) * up
-
-
 def shared_expert(
     x_TD: Tensor, gate_up: Tensor, down_DF: Tensor, limit: float, quantise: Quantiser = fake_q8
 ) -> Tensor:
     """Run the shared expert on Q8-rounded input; `gate_up` [2 F, D] and `down` as `x`. Returns [T, D] as `x`."""
-    gate, up = linear(x_TD, gate_up).chunk(2, 1)
-    hidden = clamped_swiglu(gate, up, limit)
-    return linear(quantise(hidden.to(x_TD.dtype)), down_DF)
+    return linear(quantise(weighted_swiglu(linear(x_TD, gate_up), None, limit)), down_DF)
 
 
 class ExpertSet(Protocol):
-    """All routed experts of a layer; `elements` is the size of one expert's largest product matrix."""
+    """All routed experts of a layer.
+
+    `elements` is the size of one expert's largest product matrix; `dense` are the gate and up matrices [E, 2 F, D] and
+    the down matrices [E, D, F] of all of them, where they are there as tensors.
+    """
 
     count: int
     elements: int
+    dense: tuple[Tensor, Tensor] | None
 
     def gate_up(self, experts: Sequence[int]) -> Tensor:
         """Return the gate and up matrices of some experts, [n * 2 F, D], gate then up of each."""
@@ -71,6 +66,7 @@ class PackedExperts:
 
     def __init__(self, experts: Sequence[Expert]) -> None:
         self._experts = tuple(experts)
+        self.dense: tuple[Tensor, Tensor] | None = None
         self.count = len(self._experts)
         self.elements = 4 * self._experts[0].gate.packed.numel()
 
@@ -89,6 +85,7 @@ class DenseExperts:
     def __init__(self, gate_up: Tensor, down: Tensor) -> None:
         self._gate_up = gate_up
         self._down = down
+        self.dense: tuple[Tensor, Tensor] | None = (gate_up, down)
         self.count = gate_up.shape[0]
         self.elements = gate_up[0].numel()
 
@@ -133,21 +130,36 @@ def routed_experts(
     flat = routes.experts_TK.reshape(-1)
     order = torch.sort(flat, stable=True).indices
     counts = torch.bincount(flat, minlength=experts.count).tolist()
-    used = [expert for expert, count in enumerate(counts) if count]
-    sizes = [count for count in counts if count]
-    if num_rows == 1:
+    place = torch.empty_like(order)
+    place[order] = torch.arange(order.shape[0], device=order.device)
+    tokens = torch.div(order, per_token, rounding_mode="floor")
+    places = Places(tokens, place.view(num_rows, per_token), counts)
+    weights = routes.weights_TK.reshape(-1).index_select(0, order)
+    if experts.dense is not None:
+        rows = take_rows(x_TD, places)
+        hidden = weighted_swiglu(multiply_rows(rows, experts.dense[0].to(rows.dtype), places), weights, limit)
+        parts = multiply_rows(quantise(hidden), experts.dense[1].to(rows.dtype), places)
+        return sum_rows(parts, places)
+    return _routed_packed(x_TD, weights, experts, places, limit, quantise)
+
+
+def _routed_packed(
+    x_TD: Tensor, weights_P: Tensor, experts: ExpertSet, places: Places, limit: float, quantise: Quantiser
+) -> Tensor:
+    used = [expert for expert, count in enumerate(places.counts) if count]
+    sizes = [count for count in places.counts if count]
+    if x_TD.shape[0] == 1:
         # a column of a product does not depend on the columns beside it, so the bits are those of `_each`
         gate_up = linear(x_TD, experts.gate_up(used).to(x_TD.dtype)).view(len(used), -1)
     else:
-        rows = x_TD.index_select(0, torch.div(order, per_token, rounding_mode="floor")).split(sizes)
+        rows = x_TD.index_select(0, places.tokens_P).split(sizes)
         gate_up = _each(rows, used, experts.gate_up, experts.elements)
-    weights = routes.weights_TK.reshape(-1).index_select(0, order)
     hidden = []
-    for piece, weight in zip(gate_up.split(_HIDDEN_ROWS), weights.split(_HIDDEN_ROWS), strict=True):
+    for piece, weight in zip(gate_up.split(_HIDDEN_ROWS), weights_P.split(_HIDDEN_ROWS), strict=True):
         gate, up = piece.chunk(2, 1)
         hidden.append(quantise((clamped_swiglu(gate, up, limit) * weight.unsqueeze(-1)).to(x_TD.dtype)))
     parts = torch.cat(hidden).split(sizes)
-    return _sum_per_token(_each(parts, used, experts.down, experts.elements), order, num_rows, per_token)
+    return sum_rows(_each(parts, used, experts.down, experts.elements), places)
 
 
 def _each(
@@ -167,13 +179,3 @@ def _decode_all(matrices: Sequence[PackedMatrix]) -> Tensor:
     """Decode matrices of one width and stack their rows: one pass instead of one per matrix."""
     packed = torch.cat([matrix.packed for matrix in matrices])
     return decode_fp4_weight(packed, torch.cat([matrix.scales for matrix in matrices]))
-
-
-def _sum_per_token(out_PD: Tensor, order: Tensor, num_rows: int, per_token: int) -> Tensor:
-    place = torch.empty_like(order)
-    place[order] = torch.arange(order.shape[0], device=order.device)
-    place = place.view(num_rows, per_token)
-    total = widen(out_PD.index_select(0, place[:, 0]))
-    for slot in range(1, per_token):
-        total += out_PD.index_select(0, place[:, slot])
-    return total
