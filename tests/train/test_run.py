@@ -73,6 +73,8 @@ def test_metrics_are_one_json_document_per_line(tmp_path: Path) -> None:
     assert [line["step"] for line in lines if line["type"] == "step"] == list(range(1, 10))
     first = next(line for line in lines if line["type"] == "step")
     assert {"tokens", "loss", "grad_norm", "rate", "tokens_per_second", "is_skipped"} <= first.keys()
+    assert (lines[0]["type"], lines[0]["step"]) == ("start", 0)
+    assert lines[0]["optimizer_state"]["muon"]["bytes_per_parameter"] == 4.0
     figures = [line for line in lines if line["type"] == "evaluation"]
     assert [line["step"] for line in figures] == [4, 8, 9]
     assert 0.0 <= figures[0]["accuracy.pairs"] <= 1.0

@@ -20,6 +20,7 @@ from headrace.train.recipe import Recipe
 from headrace.train.recipe_json import difference, to_json
 from headrace.train.save import METRICS_NAME, RECIPE_NAME, TENSORBOARD_NAME, RunFolder, Snapshot
 from headrace.train.schedule import Position
+from headrace.train.summary import summarise
 
 
 class Watcher(Protocol):
@@ -78,6 +79,8 @@ def train(
         sinks.append(MetricsFile(folder.path / METRICS_NAME, resumed_step=None if snapshot is None else snapshot.step))
         if TensorBoardFile.is_available():
             sinks.append(TensorBoardFile(folder.path / TENSORBOARD_NAME))
+        for sink in sinks:
+            sink.write({"type": "start", "step": trainer.position.steps, **summarise(trainer)})
         return _Run(trainer, folder, watcher, sinks).until(last_step, should_stop)
     finally:
         for sink in sinks:
