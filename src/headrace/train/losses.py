@@ -16,7 +16,7 @@ from headrace.kernels.precision import wide_dtype, widen
 from headrace.kernels.product import ROW_TILE, linear_fp32, pad_columns, pad_rows
 from headrace.train.data.packing import IGNORE
 
-_LOGITS = 1 << 23  # logits computed at once
+_LOGITS = 1 << 21  # logits computed at once: larger pieces go to memory in every pass over them
 _SUM_WIDTH = 1024
 
 
@@ -50,7 +50,8 @@ def cross_entropy(
         InternalError: labels and rows differ in number, or a label is no token.
 
     Numerics: logits, sums and gradients in float32; logits are those of the serving path, and a row's loss and its
-        gradient are the same bits in any batch. The gradient of the head is summed over pieces of rows in order.
+        gradient are the same bits in any batch. The gradient of the head is summed over pieces of the labelled rows in
+        order; rows without a label are not multiplied with the head.
     State: none. Gradients are computed together with the loss, so that no logits are kept.
     """
     if labels_T.shape != hidden_TD.shape[:1]:
@@ -90,22 +91,21 @@ class _CrossEntropy(torch.autograd.Function):
         of_hidden = torch.zeros_like(hidden_TD, dtype=dtype) if needs_hidden else None
         of_head = torch.zeros_like(head_VD, dtype=dtype) if needs_head else None
         step = max(ROW_TILE, _LOGITS // padded.shape[0] // ROW_TILE * ROW_TILE)
-        for low in range(0, labels_T.shape[0], step):
-            labels = labels_T[low : low + step]
-            rows = slice(low, low + labels.shape[0])
+        for rows in (labels_T != IGNORE).nonzero().squeeze(1).split(step):
+            labels = labels_T[rows]
             hidden = widen(pad_rows(hidden_TD[rows]))
             logits = linear_fp32(hidden, padded, head_VD.shape[0])
-            losses, correct = _judge(logits, labels)
-            losses_T[rows], correct_T[rows] = losses, correct
+            sums = torch.logsumexp(logits, 1, keepdim=True)
+            losses_T[rows], correct_T[rows] = _judge(logits, sums, labels)
             if of_hidden is None and of_head is None:
                 continue
-            of_logits = _logit_gradient(logits, labels)
+            of_logits = _logit_gradient(logits, sums, labels)
             if weights_T is not None:
                 of_logits[: labels.shape[0]] *= weights_T[rows].unsqueeze(1)
             if of_hidden is not None:
                 of_hidden[rows] = torch.mm(of_logits, widen(head_VD))[: labels.shape[0]]
             if of_head is not None:
-                of_head += torch.mm(of_logits.t(), hidden)
+                of_head.addmm_(of_logits.t(), hidden)
         ctx.save_for_backward(of_hidden, of_head)
         ctx.dtype = hidden_TD.dtype
         ctx.mark_non_differentiable(losses_T, correct_T)
@@ -123,20 +123,17 @@ class _CrossEntropy(torch.autograd.Function):
         )
 
 
-def _judge(logits_RV: Tensor, labels_T: Tensor) -> tuple[Tensor, Tensor]:
+def _judge(logits_RV: Tensor, sums_R1: Tensor, labels_T: Tensor) -> tuple[Tensor, Tensor]:
     """Return losses and hits of the first T rows; the others are padding."""
-    logits_TV = logits_RV[: labels_T.shape[0]]
-    is_asked = labels_T != IGNORE
-    target = logits_TV.gather(1, labels_T.clamp_min(0).unsqueeze(1)).squeeze(1)
-    losses = torch.logsumexp(logits_RV, 1)[: labels_T.shape[0]] - target
-    return losses.masked_fill(~is_asked, 0.0), (logits_RV.argmax(1)[: labels_T.shape[0]] == labels_T) & is_asked
-
-
-def _logit_gradient(logits_RV: Tensor, labels_T: Tensor) -> Tensor:
-    """Return softmax minus one at the label, 0 in rows without one, [R, V]."""
     count = labels_T.shape[0]
-    of_logits = torch.softmax(logits_RV, 1)
-    of_logits[:count].scatter_add_(1, labels_T.clamp_min(0).unsqueeze(1), of_logits.new_full((count, 1), -1.0))
-    of_logits[:count].masked_fill_((labels_T == IGNORE).unsqueeze(1), 0.0)
+    target = logits_RV[:count].gather(1, labels_T.unsqueeze(1))
+    return (sums_R1[:count] - target).squeeze(1), logits_RV[:count].argmax(1) == labels_T
+
+
+def _logit_gradient(logits_RV: Tensor, sums_R1: Tensor, labels_T: Tensor) -> Tensor:
+    """Turn logits into softmax minus one at the label, [R, V], 0 in the rows that are padding."""
+    count = labels_T.shape[0]
+    of_logits = logits_RV.sub_(sums_R1).exp_()
+    of_logits[:count].scatter_add_(1, labels_T.unsqueeze(1), of_logits.new_full((count, 1), -1.0))
     of_logits[count:] = 0.0
     return of_logits
