@@ -96,9 +96,9 @@ def test_a_metrics_file_that_does_not_fit_leaves_nothing_behind(
 def test_tensorboard_is_used_only_where_it_is_installed(tmp_path: Path) -> None:
     if not TensorBoardFile.is_available():
         with pytest.raises(ImportError):
-            TensorBoardFile(tmp_path)
+            TensorBoardFile(tmp_path, resumed_step=None)
         return
-    file = TensorBoardFile(tmp_path)
+    file = TensorBoardFile(tmp_path, resumed_step=None)
     file.write({"type": "step", "step": 1, "loss": 2.0, "by": {"text": 1.0}})
     file.close()
     assert list(tmp_path.iterdir())

@@ -174,6 +174,12 @@ def test_a_python_file_that_makes_no_recipe_is_refused(tmp_path: Path, body: str
         load_recipe(str(path))
 
 
+def test_a_python_file_without_the_function_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("recipes = 3\n")
+    with pytest.raises(UserError, match=r"mine\.py has no function recipe\(\)"):
+        load_recipe(str(tmp_path / "mine.py"))
+
+
 @pytest.mark.parametrize("name", ["no-such-recipe", "no-such.json", "no-such.py"])
 def test_an_unknown_recipe_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="no-such"):

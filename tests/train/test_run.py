@@ -62,6 +62,8 @@ def test_a_run_tells_judges_saves_and_ends(tmp_path: Path) -> None:
     assert [record.step for record in heard.steps] == list(range(1, 10))
     assert [evaluation.step for evaluation in heard.evaluations] == [4, 8, 9]
     assert heard.saved == ["step-00000004", "step-00000008", "step-00000009"]
+    _, again = go(small_recipe(), tmp_path / "run", is_resumed=True)
+    assert again.saved == [], "it is there already"
     assert heard.paces[-1].share == 1.0
     assert heard.paces[-1].tokens == heard.steps[-1].tokens == sum(record.num_tokens for record in heard.steps)
     assert sorted(path.name for path in (tmp_path / "run").glob("step-*")) == ["step-00000009"]
@@ -174,8 +176,10 @@ def test_where_tensorboard_is_installed_a_run_writes_its_numbers_for_it(
     scalars: dict[str, list[int]] = {}
 
     class Writer:
-        def __init__(self, folder: str) -> None:
+        def __init__(self, folder: str, purge_step: int | None) -> None:
             folders.append(folder)
+            for steps in scalars.values():
+                steps[:] = [step for step in steps if purge_step is None or step < purge_step]
 
         def add_scalar(self, name: str, value: float, step: int) -> None:
             assert np.isfinite(value)
@@ -188,8 +192,10 @@ def test_where_tensorboard_is_installed_a_run_writes_its_numbers_for_it(
     stand_in.SummaryWriter = Writer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
     monkeypatch.setattr(run_module.TensorBoardFile, "is_available", staticmethod(lambda: True))
-    go(small_recipe(duration=5), tmp_path)
-    assert folders == [str(tmp_path / "tensorboard"), "closed"]
+    go(small_recipe(duration=5), tmp_path, last_step=2)
+    scalars["step/loss"].append(3)  # of a step that was lost
+    go(small_recipe(duration=5), tmp_path, is_resumed=True)
+    assert folders == [str(tmp_path / "tensorboard"), "closed"] * 2
     assert scalars["step/loss"] == scalars["step/loss_by_kind.pairs"] == [1, 2, 3, 4, 5]
     assert scalars["evaluation/accuracy.pairs"] == [4, 5]
 

@@ -145,11 +145,14 @@ def _finite(value: Any) -> Any:
 class TensorBoardFile:
     """The numbers of every record as TensorBoard scalars."""
 
-    def __init__(self, folder: Path) -> None:
-        """Open a file of events in a folder; `is_available` says whether that is possible."""
+    def __init__(self, folder: Path, *, resumed_step: int | None) -> None:
+        """Open a file of events in a folder; `is_available` says whether that is possible.
+
+        Events of steps after the resumed one, from a run that was killed, are no longer shown.
+        """
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415  # an optional package
 
-        self._writer: Any = SummaryWriter(str(folder))
+        self._writer: Any = SummaryWriter(str(folder), purge_step=None if resumed_step is None else resumed_step + 1)
 
     @staticmethod
     def is_available() -> bool:

@@ -76,9 +76,10 @@ def train(
     try:
         snapshot = folder.load() if is_resumed else None
         trainer = _trainer(recipe, folder, snapshot)
-        sinks.append(MetricsFile(folder.path / METRICS_NAME, resumed_step=None if snapshot is None else snapshot.step))
+        resumed_step = None if snapshot is None else snapshot.step
+        sinks.append(MetricsFile(folder.path / METRICS_NAME, resumed_step=resumed_step))
         if TensorBoardFile.is_available():
-            sinks.append(TensorBoardFile(folder.path / TENSORBOARD_NAME))
+            sinks.append(TensorBoardFile(folder.path / TENSORBOARD_NAME, resumed_step=resumed_step))
         for sink in sinks:
             sink.write({"type": "start", "step": trainer.position.steps, **summarise(trainer)})
         return _Run(trainer, folder, watcher, sinks).until(last_step, should_stop)
@@ -158,12 +159,14 @@ class _Run:
         state = trainer.snapshot()
         plain = {**state.plain, "recipe": self._document, "tokenizer": material.tokenizer}
         tokenizer = None if material.tokenizer is None else material.tokenizer.encode()
+        before = self._folder.checkpoints()
         checkpoint = self._folder.save(
             Snapshot(state.step, state.tensors, plain),
             lambda out: export_masters(trainer.masters, out, tokenizer),
             trainer.recipe.saving.keep,
         )
-        self._watcher.on_saved(checkpoint)
+        if checkpoint not in before:
+            self._watcher.on_saved(checkpoint)
         return checkpoint
 
     def _write(self, kind: str, values: Mapping[str, Any]) -> None:

@@ -60,7 +60,10 @@ def _from_python(path: Path) -> Recipe:
     sys.modules[spec.name] = module  # dataclasses of the file look their module up
     try:
         spec.loader.exec_module(module)
-        made = module.recipe()
+        make = getattr(module, "recipe", None)
+        if not callable(make):
+            raise UserError(f"recipe file {path} has no function recipe(); one is accepted.", param="recipe")
+        made = make()
     except UserError:
         raise
     except Exception as problem:
