@@ -15,6 +15,7 @@ from headrace.core.strict_json import read_json
 from headrace.train.recipe import Recipe
 from headrace.train.recipe_json import from_json
 from headrace.train.recipes.micro import micro, micro_window_only
+from headrace.train.recipes.nano import nano
 from headrace.train.recipes.published import v4_flash, v4_pro, v41_flash
 from headrace.train.recipes.tiny_v4 import tiny_v4
 from headrace.train.recipes.tiny_v41 import tiny_v41
@@ -22,6 +23,7 @@ from headrace.train.recipes.tiny_v41 import tiny_v41
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "micro": micro,
     "micro-window-only": micro_window_only,
+    "nano": nano,
     "tiny-v4": tiny_v4,
     "tiny-v41": tiny_v41,
     "v4-flash": v4_flash,

@@ -22,12 +22,13 @@ from headrace.train.recipe import (
 )
 from headrace.train.schedule import BatchRamp, Constant, Cosine, LearningRate, Staircase, Warmup
 
-STEPS = 480
-LAST_PHASE = 400
+STEPS = 800
+LAST_PHASE = 620
 ROW_TOKENS = 128
 VOCAB_SIZE = 1024
 NUM_RESERVED = 288  # 16 x 16 pairs, 16 queries, 16 values
 PEAK = 1e-2
+_PAIRS = {"num_keys": 16, "num_values": 16, "num_queries": 24, "min_distance": 24}
 
 
 def micro_model() -> Config:
@@ -53,9 +54,9 @@ def micro_model() -> Config:
         index_sources=(0, 1, 2),
         index_heads=2,
         index_head_dim=32,
-        index_topk=32,
+        index_topk=64,
         candidate_source=1,
-        candidate_blocks=12,
+        candidate_blocks=24,
         candidate_block_size=4,
         num_experts=4,
         experts_per_token=2,
@@ -81,19 +82,11 @@ def micro() -> Recipe:
         name="micro",
         model=micro_model(),
         tokenizer=TokenizerSettings(size=VOCAB_SIZE, num_reserved=NUM_RESERVED, max_bytes=2**21),
-        text=TextSettings(sources=(SourceSettings(kind="stdlib"),), weight=0.25, max_bytes=3 * 2**20),
+        text=TextSettings(sources=(SourceSettings(kind="stdlib"),), weight=0.2, max_bytes=3 * 2**20),
         tasks=(
-            TaskSettings(
-                kind="pairs",
-                weight=0.75,
-                options={
-                    "num_keys": 16,
-                    "num_values": 16,
-                    "num_pairs": 12,
-                    "num_queries": 24,
-                    "min_distance": 24,
-                },
-            ),
+            TaskSettings(kind="pairs", weight=0.5, options={**_PAIRS, "num_pairs": 12}),
+            # few pairs are found soon, and what finds them finds many
+            TaskSettings(kind="pairs", weight=0.3, options={**_PAIRS, "num_pairs": 3, "name": "few-pairs"}),
         ),
         duration=STEPS,
         learning_rate=LearningRate(
@@ -104,7 +97,7 @@ def micro() -> Recipe:
                 Constant(value=0.1 * PEAK, until=STEPS),
             ),
         ),
-        sequence_length=Staircase(starts=(0, 150), values=(64, ROW_TOKENS)),
+        sequence_length=Staircase(starts=(0, 260), values=(ROW_TOKENS // 2, ROW_TOKENS)),
         batch=BatchRamp(first=16 * ROW_TOKENS, last=16 * ROW_TOKENS, until=0),
         micro_batch=16 * ROW_TOKENS,
         group_changes={"embedding": {"rate": 4.0}, "head": {"rate": 4.0}},
@@ -115,8 +108,8 @@ def micro() -> Recipe:
             Phase(start=LAST_PHASE, has_candidates=True, replay="every-turn", quant=QuantPlan.everything()),
         ),
         embedding_deviation=0.1,
-        evaluation=EvaluationSettings(every=60, text_rows=32, task_rows=16),
-        saving=SaveSettings(every=240),
+        evaluation=EvaluationSettings(every=80, text_rows=32, task_rows=16),
+        saving=SaveSettings(every=320),
     )
 
 
