@@ -53,9 +53,14 @@ def master_shapes(config: Config) -> tuple[dict[str, tuple[int, ...]], dict[str,
 
 
 def init_masters(
-    config: Config, seed: int, dtype: torch.dtype = torch.float32, *, embedding_deviation: float = 0.5
+    config: Config,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    embedding_deviation: float = 0.5,
+    prefix: str = "",
 ) -> Masters:
-    """Return freshly initialised masters; the same seed gives the same bits.
+    """Return freshly initialised masters, those under a prefix alone; the same seed gives the same bits.
 
     Matrices are Gaussian with deviation 1 / sqrt(fan-in), norms are 1, sinks 0. A half starts as a plain residual
     layer: it collapses the streams to their mean, adds its output to each, and hardly mixes them. Nothing depends on
@@ -64,11 +69,15 @@ def init_masters(
     generator = torch.Generator().manual_seed(seed)
     shapes, buffer_shapes = master_shapes(config)
     parameters = {
-        name: nn.Parameter(_initial(name, shape, config, generator).to(dtype)) for name, shape in shapes.items()
+        name: nn.Parameter(_initial(name, shape, config, generator).to(dtype))
+        for name, shape in shapes.items()
+        if name.startswith(prefix)
     }
     with torch.no_grad():
-        parameters["embed.weight"].mul_(embedding_deviation)
-    return Masters(config, parameters, {name: torch.zeros(shape) for name, shape in buffer_shapes.items()})
+        if "embed.weight" in parameters:
+            parameters["embed.weight"].mul_(embedding_deviation)
+    buffers = {name: torch.zeros(shape) for name, shape in buffer_shapes.items() if name.startswith(prefix)}
+    return Masters(config, parameters, buffers)
 
 
 def _initial(name: str, shape: tuple[int, ...], config: Config, generator: torch.Generator) -> Tensor:
