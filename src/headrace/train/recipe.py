@@ -27,13 +27,23 @@ def _refuse(name: str, value: object, rule: str) -> UserError:
     return UserError(f"the recipe has {name} {value}; {rule} accepted.", param=name)
 
 
-def _at_least(low: float, **values: float) -> None:
+def at_least(low: float, **values: float) -> None:
+    """Refuse fields below a bound.
+
+    Raises:
+        UserError: names the field.
+    """
     for name, value in values.items():
         if not value >= low:
             raise _refuse(name, value, f"{low:g} or more is")
 
 
-def _share(**values: float) -> None:
+def share(**values: float) -> None:
+    """Refuse fields that are no shares.
+
+    Raises:
+        UserError: names the field.
+    """
     for name, value in values.items():
         if not 0.0 <= value <= 1.0:
             raise _refuse(name, value, "a number from 0 to 1 is")
@@ -82,8 +92,8 @@ class TextSettings:
 
     def __post_init__(self) -> None:
         """Refuse shares that are none."""
-        _share(held_out_share=self.held_out_share, fim_rate=self.fim_rate)
-        _at_least(0, weight=self.weight)
+        share(held_out_share=self.held_out_share, fim_rate=self.fim_rate)
+        at_least(0, weight=self.weight)
         if not self.sources:
             raise UserError("the text of the recipe has no source; at least one is accepted.", param="sources")
 
@@ -117,7 +127,7 @@ class TaskSettings:
 
     def __post_init__(self) -> None:
         """Refuse a share or a weight below 0."""
-        _at_least(0, weight=self.weight, label_weight=self.label_weight)
+        at_least(0, weight=self.weight, label_weight=self.label_weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +148,8 @@ class LossSettings:
 
     def __post_init__(self) -> None:
         """Refuse weights below 0 and an empty sample."""
-        _at_least(0, index=self.index, balance=self.balance)
-        _at_least(1, index_rows=1 if self.index_rows is None else self.index_rows)
+        at_least(0, index=self.index, balance=self.balance)
+        at_least(1, index_rows=1 if self.index_rows is None else self.index_rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +181,8 @@ class Phase:
 
     def __post_init__(self) -> None:
         """Refuse a share or a start out of range."""
-        _share(exact_share=self.exact_share)
-        _at_least(0, start=self.start)
+        share(exact_share=self.exact_share)
+        at_least(0, start=self.start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +195,7 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         """Refuse counts below 0."""
-        _at_least(0, every=self.every, text_rows=self.text_rows, task_rows=self.task_rows)
+        at_least(0, every=self.every, text_rows=self.text_rows, task_rows=self.task_rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,8 +207,8 @@ class SaveSettings:
 
     def __post_init__(self) -> None:
         """Refuse to keep none."""
-        _at_least(0, every=self.every)
-        _at_least(1, keep=self.keep)
+        at_least(0, every=self.every)
+        at_least(1, keep=self.keep)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +225,7 @@ class StabilitySettings:
 
     def __post_init__(self) -> None:
         """Refuse to look nowhere."""
-        _at_least(1, delta=self.delta)
+        at_least(1, delta=self.delta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,8 +287,8 @@ class Recipe:
         Raises:
             UserError: names the field, the value and what would be accepted.
         """
-        _at_least(1, duration=self.duration, micro_batch=self.micro_batch, threads=self.threads)
-        _at_least(0, seed=self.seed)
+        at_least(1, duration=self.duration, micro_batch=self.micro_batch, threads=self.threads)
+        at_least(0, seed=self.seed)
         starts = [phase.start for phase in self.phases]
         if not starts or starts[0] != 0 or sorted(set(starts)) != starts:
             raise _refuse("phases that start at", starts, "rising starts from 0 on are")
