@@ -25,7 +25,7 @@ OWN: dict[str, set[str]] = {
     "synth": set(),
     "trace": {"--draft-start", "--index-scores", "--threads"},
     "generate": {"--stop"},
-    "train": {"--steps", "--show"},
+    "train": {"--steps", "--show", "--backbone"},
 }
 
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from headrace.core.errors import CapacityError, UserError
@@ -64,6 +64,12 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         raise UserError(f"{path} cannot be written.") from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+def tensors_bytes(tensors: dict[str, Tensor]) -> bytes:
+    """Return the content of a safetensors file."""
+    content: bytes = save(tensors)
+    return content
 
 
 def _umask() -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.core.errors import UserError
 
 if TYPE_CHECKING:
+    from headrace.train.draft_loop import DraftRecord
     from headrace.train.evaluate import Evaluation
     from headrace.train.loop import StepRecord
     from headrace.train.progress import Pace
@@ -30,6 +31,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a name, a .json file, or a .py file with a function recipe()")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the run")
+    parser.add_argument(
+        "--backbone",
+        type=Path,
+        metavar="PATH",
+        help="of a draft recipe: the checkpoint, or the folder of the run, whose drafts are trained",
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the run in DIR")
     parser.add_argument("--steps", type=int, metavar="N", help="stop after step N, although the recipe goes on")
     parser.add_argument("--show", action="store_true", help="print the recipe as JSON and do nothing")
@@ -61,7 +68,13 @@ def run(args: argparse.Namespace) -> int:
     watcher = _Watcher()
     with _stop_on_signal() as stop:
         outcome = train(
-            recipe, args.out, watcher, is_resumed=args.resume, last_step=args.steps, should_stop=lambda: stop.is_asked
+            recipe,
+            args.out,
+            watcher,
+            backbone=args.backbone,
+            is_resumed=args.resume,
+            last_step=args.steps,
+            should_stop=lambda: stop.is_asked,
         )
     watcher.end()
     state = "done" if outcome.is_done else "stopped; go on with --resume"
@@ -103,7 +116,7 @@ class _Watcher:
         self._shown = 0.0
         self._width = 0
 
-    def on_step(self, record: "StepRecord", pace: "Pace") -> None:
+    def on_step(self, record: "StepRecord | DraftRecord", pace: "Pace") -> None:
         """Show how far the run is."""
         from headrace.train.progress import progress_line
 
@@ -122,6 +135,10 @@ class _Watcher:
         from headrace.train.progress import evaluation_line
 
         self._print(evaluation_line(evaluation.step, evaluation.values))
+
+    def on_proof(self, when: str, digest: str) -> None:
+        """Show the hash of the frozen backbone."""
+        self._print(f"backbone {when} training: sha256 {digest}")
 
     def on_saved(self, checkpoint: Path) -> None:
         """Say where the checkpoint is."""

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from headrace.cache.sequence_state import SequenceState
 
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""Activations by the name of a recipe's numerics."""
+
+
 @dataclass(frozen=True)
 class Segment:
     """Decoder rows `low` .. `high` - 1 of a document; their windows reach back to `floor` at most."""

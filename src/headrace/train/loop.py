@@ -18,7 +18,7 @@ from headrace.train.balance import LoadCounter, max_violation, update_bias
 from headrace.train.data.draws import Draws
 from headrace.train.evaluate import Evaluation, evaluate
 from headrace.train.feed import Fed
-from headrace.train.graph import GraphOptions, TrainGraph
+from headrace.train.graph import DTYPES, GraphOptions, TrainGraph
 from headrace.train.index_loss import IndexLossSettings, index_loss
 from headrace.train.masters import Masters
 from headrace.train.mixture import Material
@@ -31,7 +31,6 @@ from headrace.train.schedule import Position
 from headrace.train.state import RunState
 
 _KEPT = "kept"  # tensors of states to go back to, in a state to resume from
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +237,7 @@ class Trainer:
 
     def _options(self, phase: Phase, *, has_records: bool = False) -> GraphOptions:
         return GraphOptions(
-            dtype=_DTYPES[self.recipe.numerics],
+            dtype=DTYPES[self.recipe.numerics],
             quant=phase.quant,
             has_records=has_records,
             has_checkpoints=self.recipe.has_recomputation,

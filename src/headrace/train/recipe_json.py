@@ -12,9 +12,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from headrace.core.errors import UserError
 from headrace.models.deepseek_v41 import config as model_config
 from headrace.models.deepseek_v41.architecture import Config
+from headrace.train.draft_recipe import DraftRecipe
 from headrace.train.recipe import Recipe
 
-MAY_DIFFER = ("evaluation", "saving", "threads", "duration")
+MAY_DIFFER = ("evaluation", "calibration", "saving", "threads", "duration")
 """Fields that a resumed run may have otherwise: no step depends on them."""
 
 
@@ -31,8 +32,8 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def from_json(document: Any, where: str = "the recipe") -> Recipe:
-    """Build a recipe from a document.
+def from_json(document: Any, where: str = "the recipe") -> Recipe | DraftRecipe:
+    """Build a recipe from a document; one with a field `draft` trains a draft.
 
     Args:
         document: what `to_json` returned, or the like; fields with a default may be missing.
@@ -41,7 +42,8 @@ def from_json(document: Any, where: str = "the recipe") -> Recipe:
     Raises:
         UserError: a field is unknown or missing, has the wrong type, or the recipe refuses its value.
     """
-    recipe: Recipe = _read(document, Recipe, where)
+    is_draft = isinstance(document, dict) and "draft" in document
+    recipe: Recipe | DraftRecipe = _read(document, DraftRecipe if is_draft else Recipe, where)
     return recipe
 
 

@@ -110,8 +110,7 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """Return the complete checkpoints, oldest first."""
-        found = [(int(match[1]), entry) for entry in self.path.iterdir() if (match := _STEP.fullmatch(entry.name))]
-        return [entry for _, entry in sorted(found)]
+        return checkpoints_in(self.path)
 
     def write_json(self, name: str, document: Any) -> None:
         """Write a small file of the run, whole or not at all.
@@ -184,6 +183,12 @@ class RunFolder:
         return read_state(self.checkpoints()[-1])
 
 
+def checkpoints_in(path: Path) -> list[Path]:
+    """Return the complete checkpoints of the folder of a run, oldest first."""
+    found = [(int(match[1]), entry) for entry in path.iterdir() if (match := _STEP.fullmatch(entry.name))]
+    return [entry for _, entry in sorted(found)]
+
+
 def _write_state(checkpoint: Path, snapshot: Snapshot) -> None:
     folder = checkpoint / _RESUME
     specs = [
@@ -208,6 +213,25 @@ def read_state(checkpoint: Path) -> Snapshot:
         UserError: a file is missing, damaged, of an unknown format, or not readable.
     """
     path = checkpoint / _RESUME / STATE_NAME
+    document = _read_document(path)
+    _check_files(checkpoint, document["checksums"])
+    tensors = open_catalog(checkpoint / _RESUME / SINGLE_NAME).tensors
+    return Snapshot(document["step"], {name: read_tensor(entry) for name, entry in tensors.items()}, document["plain"])
+
+
+def check_exported(checkpoint: Path) -> None:
+    """Hold the exported files of a checkpoint against the checksums taken when it was saved, where there are any.
+
+    Raises:
+        UserError: one is missing or was changed.
+    """
+    path = checkpoint / _RESUME / STATE_NAME
+    if path.is_file():
+        sums = _read_document(path)["checksums"]
+        _check_files(checkpoint, {name: value for name, value in sums.items() if not name.startswith(f"{_RESUME}/")})
+
+
+def _read_document(path: Path) -> Any:
     document = read_json(path, max_bytes=_MAX_STATE_BYTES)
     if not isinstance(document, dict) or not {"format", "step", "checksums", "plain", "checksum"} <= document.keys():
         raise _damaged(path, "a part of it is missing")
@@ -215,19 +239,21 @@ def read_state(checkpoint: Path) -> Snapshot:
         raise _damaged(path, "its content does not match its checksum")
     if document["format"] != _FORMAT:
         raise UserError(f"{path} has the format {document['format']}; {_FORMAT} is accepted.", param="resume")
-    for name, checksum in document["checksums"].items():
+    return document
+
+
+def _check_files(checkpoint: Path, checksums: Mapping[str, str]) -> None:
+    for name, checksum in checksums.items():
         file = checkpoint / name
         if not file.is_file():
             raise _damaged(file, "it is missing")
         if _checksum(file) != checksum:
             raise _damaged(file, "its content does not match the checksum taken when it was saved")
-    tensors = open_catalog(checkpoint / _RESUME / SINGLE_NAME).tensors
-    return Snapshot(document["step"], {name: read_tensor(entry) for name, entry in tensors.items()}, document["plain"])
 
 
 def _damaged(path: Path, reason: str) -> UserError:
     return UserError(
-        f"the resume state is damaged: {path}: {reason}; restore the file, or start anew in another folder.",
+        f"the saved run is damaged: {path}: {reason}; restore the file, or start anew in another folder.",
         param="resume",
     )
 

@@ -88,8 +88,8 @@ class RunState:
             part, _, name = key.partition("/")
             parts.setdefault(part, {})[name] = tensor
         plain = snapshot.plain
-        _copy_all("master", dict(self.masters.parameters), parts["master"])
-        _copy_all("buffer", self.masters.buffers, parts["buffer"])
+        copy_all("master", dict(self.masters.parameters), parts["master"])
+        copy_all("buffer", self.masters.buffers, parts["buffer"])
         self._freeze(frozenset(plain["frozen"]))
         self.optimizer.load_state_dict(parts["optimizer"])
         feed = dict(plain["feed"])
@@ -114,7 +114,12 @@ def _always_frozen(recipe: Recipe, masters: Masters) -> frozenset[str]:
     return held if recipe.losses.index else held | {name for name in masters.parameters if INDEXER in name}
 
 
-def _copy_all(what: str, own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+def copy_all(what: str, own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Copy saved tensors into the tensors of their names.
+
+    Raises:
+        UserError: one is missing or has another shape.
+    """
     for name, tensor in own.items():
         if name not in saved or saved[name].shape != tensor.shape:
             raise UserError(f"the resume state has no {what} {name} of shape {list(tensor.shape)}.", param="resume")

@@ -3,11 +3,14 @@
 Values for the metrics file and lines for a reader; nothing here prints.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from headrace.train.data.corpus import SourceRecord
 from headrace.train.index_loss import first_eligible
 from headrace.train.loop import Trainer
+from headrace.train.optim.optimizer import Optimizer
 from headrace.train.recipe import Recipe
 
 
@@ -19,21 +22,30 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
         `adam_bytes`, what Adam's two moments would take; `untaught`: index sources whose choice is never one, see
         `untaught_sources`; `texts`: source, version, licence, documents and bytes of each.
     """
-    rules = {
+    return {
+        "parameters": sum(parameter.numel() for parameter in trainer.masters.parameters.values()),
+        "optimizer_state": state_of(trainer.state.optimizer),
+        "untaught": untaught_sources(trainer.recipe),
+        "texts": texts_of(trainer.material.records),
+    }
+
+
+def state_of(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the memory of every update rule's state."""
+    return {
         one.update: {
             "parameters": one.num_parameters,
             "bytes": one.num_bytes,
             "bytes_per_parameter": one.per_parameter,
             "adam_bytes": one.adam_bytes,
         }
-        for one in trainer.state.optimizer.state_bytes()
+        for one in optimizer.state_bytes()
     }
-    return {
-        "parameters": sum(parameter.numel() for parameter in trainer.masters.parameters.values()),
-        "optimizer_state": rules,
-        "untaught": untaught_sources(trainer.recipe),
-        "texts": [asdict(record) | {"licence": record.licence.name} for record in trainer.material.records],
-    }
+
+
+def texts_of(records: Sequence[SourceRecord]) -> list[dict[str, Any]]:
+    """Return where the text of a run came from."""
+    return [asdict(record) | {"licence": record.licence.name} for record in records]
 
 
 def untaught_sources(recipe: Recipe) -> list[int]:

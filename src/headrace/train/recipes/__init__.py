@@ -1,8 +1,8 @@
 """Recipes by name, and recipes from files.
 
-Each is a function that returns a frozen `Recipe`. Derive your own from one of them with `dataclasses.replace`, in a
-`.py` file with a function `recipe()`, or write it down as `.json`; `headrace train NAME --show` prints one to start
-from.
+Each is a function that returns a frozen `Recipe`, or a `DraftRecipe` that trains drafts on a frozen backbone. Derive
+your own from one of them with `dataclasses.replace`, in a `.py` file with a function `recipe()`, or write it down as
+`.json`; `headrace train NAME --show` prints one to start from.
 """
 
 import importlib.util
@@ -12,16 +12,19 @@ from pathlib import Path
 
 from headrace.core.errors import UserError
 from headrace.core.strict_json import read_json
+from headrace.train.draft_recipe import DraftRecipe
 from headrace.train.recipe import Recipe
 from headrace.train.recipe_json import from_json
 from headrace.train.recipes.micro import micro, micro_window_only
+from headrace.train.recipes.micro_draft import micro_draft
 from headrace.train.recipes.nano import nano
 from headrace.train.recipes.published import v4_flash, v4_pro, v41_flash
 from headrace.train.recipes.tiny_v4 import tiny_v4
 from headrace.train.recipes.tiny_v41 import tiny_v41
 
-RECIPES: dict[str, Callable[[], Recipe]] = {
+RECIPES: dict[str, Callable[[], Recipe | DraftRecipe]] = {
     "micro": micro,
+    "micro-draft": micro_draft,
     "micro-window-only": micro_window_only,
     "nano": nano,
     "tiny-v4": tiny_v4,
@@ -33,7 +36,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 _MAX_BYTES = 16 * 2**20
 
 
-def load_recipe(name: str) -> Recipe:
+def load_recipe(name: str) -> Recipe | DraftRecipe:
     """Return the recipe of a name, of a `.json` file, or of the function `recipe()` in a `.py` file.
 
     Raises:
@@ -52,7 +55,7 @@ def load_recipe(name: str) -> Recipe:
     )
 
 
-def _from_python(path: Path) -> Recipe:
+def _from_python(path: Path) -> Recipe | DraftRecipe:
     if not path.is_file():
         raise UserError(f"recipe file {path} does not exist.", param="recipe")
     spec = importlib.util.spec_from_file_location("headrace_user_recipe", path)
@@ -71,6 +74,8 @@ def _from_python(path: Path) -> Recipe:
     except Exception as problem:
         what = " ".join(str(problem).split()) or "no message"
         raise UserError(f"recipe file {path} failed: {type(problem).__name__}: {what}.", param="recipe") from problem
-    if not isinstance(made, Recipe):
-        raise UserError(f"recipe() of {path} returned a {type(made).__name__}; a Recipe is accepted.", param="recipe")
+    if not isinstance(made, (Recipe, DraftRecipe)):
+        raise UserError(
+            f"recipe() of {path} returned a {type(made).__name__}; a Recipe or DraftRecipe is accepted.", param="recipe"
+        )
     return made

@@ -1,0 +1,98 @@
+"""Calibration data of a draft module: what it was sure of, and what the backbone then accepted.
+
+`calibration.safetensors` beside the draft. R anchors of held-out documents that the backbone continued greedily, X
+drafted tokens, rows in order of document and position:
+
+    confidence [R, X] float32  raw logits of the confidence head, each after the drafts before it, as served
+    accepted   [R, X] uint8    1 where this draft and all before it are the backbone's greedy choices
+    acceptance [R, X] float32  1 - total variation between draft and backbone, after the backbone's own choices; the
+                               chance of being accepted when both are sampled at temperature 1
+    document   [R] int64       index of the held-out document
+    position   [R] int64       anchor: the draft's first token stands two behind it
+    is_round   [R] uint8       1 where greedy decoding with this draft would draft
+
+Sequential temperature scaling fits the cumulative products of sigmoid(confidence / T) to `accepted` (training.md
+section 7.3). Serving's confidences equal these as long as every draft before was accepted, and after that too.
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.checkpoint.tensor_file import read_tensors, tensors_bytes
+from headrace.core.errors import UserError
+
+CALIBRATION_NAME = "calibration.safetensors"
+_BLOCKS = {"confidence": torch.float32, "accepted": torch.uint8, "acceptance": torch.float32}
+_ROWS = {"document": torch.int64, "position": torch.int64, "is_round": torch.uint8}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Calibration:
+    """The tensors of the file; see above."""
+
+    confidence: Tensor
+    accepted: Tensor
+    acceptance: Tensor
+    document: Tensor
+    position: Tensor
+    is_round: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        """Anchors."""
+        return len(self.document)
+
+    @classmethod
+    def joined(cls, parts: list["Calibration"]) -> "Calibration":
+        """Return several, at least one, as one."""
+        return cls(**{field.name: torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)})
+
+
+def calibration_bytes(data: Calibration) -> bytes:
+    """Return the content of the file."""
+    return tensors_bytes({field.name: getattr(data, field.name).contiguous() for field in fields(data)})
+
+
+def read_calibration(folder: Path) -> Calibration:
+    """Read the file beside a draft.
+
+    Raises:
+        UserError: it is missing or damaged, or a tensor of it is missing, unknown or of the wrong kind.
+    """
+    path = folder / CALIBRATION_NAME
+    tensors = read_tensors(path)
+    wanted = _BLOCKS | _ROWS
+    if set(tensors) != set(wanted):
+        raise UserError(f"{path} holds {', '.join(sorted(tensors))}; {', '.join(sorted(wanted))} are accepted.")
+    rows = tensors["document"].shape[0] if tensors["document"].dim() else 0
+    for name, dtype in wanted.items():
+        tensor = tensors[name]
+        shape = tuple(tensors["confidence"].shape) if name in _BLOCKS else (rows,)
+        if tensor.dtype != dtype or tuple(tensor.shape) != shape or tensor.shape[:1] != (rows,):
+            raise UserError(
+                f"{path} has {name} {list(tensor.shape)} {tensor.dtype}; {list(shape)} {dtype} is accepted."
+            )
+    if not torch.equal(tensors["accepted"], tensors["accepted"].cummin(1).values.clamp_max(1)):
+        raise UserError(f"{path} has a draft that was accepted behind one that was not; a falling row is accepted.")
+    return Calibration(**tensors)
+
+
+def rounds(accepted_AX: np.ndarray, first: int = 0) -> np.ndarray:
+    """Return [A] bool: the anchors at which greedy decoding would draft, of the anchors of one document in a row.
+
+    A round emits what is accepted and one token of the backbone's own; the next one begins behind that.
+
+    Args:
+        accepted_AX: [A, X] of consecutive positions.
+        first: index of the first round's anchor.
+    """
+    is_round = np.zeros(len(accepted_AX), dtype=bool)
+    place = first
+    while place < len(accepted_AX):
+        is_round[place] = True
+        place += int(accepted_AX[place].sum()) + 1
+    return is_round
