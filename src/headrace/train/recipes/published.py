@@ -11,7 +11,7 @@ from headrace.train.schedule import BatchRamp, LearningRate, Staircase
 
 _OBSTACLE = (
     "it holds published settings for {tokens} trillion tokens, and neither that corpus nor a machine for the model "
-    "comes with headrace; recipes that run are micro, micro-window-only, tiny-v4 and tiny-v41"
+    "comes with headrace; recipes that run are micro, micro-window-only, nano, tiny-v4 and tiny-v41"
 )
 
 
