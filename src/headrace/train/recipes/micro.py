@@ -54,7 +54,7 @@ def micro_model() -> Config:
         index_sources=(0, 1, 2),
         index_heads=2,
         index_head_dim=32,
-        index_topk=64,
+        index_topk=48,
         candidate_source=1,
         candidate_blocks=24,
         candidate_block_size=4,
