@@ -5,7 +5,7 @@ Every entry is key and value at once for all heads. Window entries are laid out 
 bits in a long prefill, in a chunk and in decode. Selected entries fill a fixed number of slots in ascending order.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,11 @@ from torch.autograd.function import once_differentiable
 
 from headrace.kernels.attention_gradient import Flow, entry_gradients, window_gradients
 from headrace.kernels.precision import wide_dtype, widen
-from headrace.kernels.product import ROW_TILE
+from headrace.kernels.product import COLUMN_TILE, ROW_TILE, linear, pad_rows
 
 QUERY_TILE = 64
+_SMALL_EXPONENT = -80.0
+_MANY_HEADS = 4  # rows of a product from which the library sums each of them alike
 _GATHER_BYTES = 4 << 20  # gathered entries stay in cache; larger tiles were three to ten times slower per row
 
 
@@ -63,12 +65,17 @@ def _window_tiles(keys: WindowKeys, low_tile: int, high_tile: int, window: int) 
     return buffer.unfold(0, window + QUERY_TILE, QUERY_TILE)
 
 
-def _window_mask(positions: Tensor, window: int, floor: int) -> Tensor:
-    """Return [n, window + QUERY_TILE] bool, True where the query at a position may not look."""
-    tile_start = torch.div(positions, QUERY_TILE, rounding_mode="floor") * QUERY_TILE - window
-    key = tile_start.unsqueeze(1) + torch.arange(window + QUERY_TILE, device=positions.device)
-    query = positions.unsqueeze(1)
-    return (key > query) | (key <= query - window) | (key < floor)
+def _window_mask(first: int, num_rows: int, window: int, floor: int, device: torch.device) -> Tensor:
+    """Return [num_rows, window + QUERY_TILE] bool, True where a query from position `first` on may not look."""
+    slot = torch.arange(window + QUERY_TILE, device=device)
+    query = torch.arange(QUERY_TILE, device=device).unsqueeze(1)
+    outside = (slot - window > query) | (slot <= query)  # the same in every tile
+    positions = torch.arange(first, first + num_rows, device=device)
+    mask = outside.index_select(0, positions % QUERY_TILE)
+    early = max(0, min(num_rows, floor + window + QUERY_TILE - first))
+    tile_start = torch.div(positions[:early], QUERY_TILE, rounding_mode="floor") * QUERY_TILE - window
+    mask[:early] |= tile_start.unsqueeze(1) + slot < floor
+    return mask
 
 
 def _tile_queries(q_THI: Tensor, first: int) -> tuple[Tensor, int, int]:
@@ -82,6 +89,8 @@ def _tile_queries(q_THI: Tensor, first: int) -> tuple[Tensor, int, int]:
         tiled[0, :rows] = q_THI.reshape(rows, width)
         return tiled, num_rows, 0
     offset = first - low * QUERY_TILE
+    if num_rows == (high - low) * QUERY_TILE:
+        return widen(q_THI).reshape(high - low, QUERY_TILE * num_heads, width), num_rows, 0
     tiled = q_THI.new_zeros(((high - low) * QUERY_TILE, num_heads, width), dtype=wide_dtype(q_THI.dtype))
     tiled[offset : offset + num_rows] = q_THI
     return tiled.view(high - low, QUERY_TILE * num_heads, width), num_rows, offset
@@ -228,12 +237,12 @@ def _attend(
     scores = torch.bmm(tiled, tiles)
     scores = scores.view(-1, scores.shape[-1])[offset * num_heads : (offset + num_rows) * num_heads]
     scores = scores.view(num_rows, num_heads, -1).mul_(shape.scale)
-    positions = torch.arange(shape.first, shape.first + num_rows, device=q_TQH.device)
-    scores = scores.masked_fill_(_window_mask(positions, shape.window, shape.floor).unsqueeze(1), float("-inf"))
+    hidden_TS = _window_mask(shape.first, num_rows, shape.window, shape.floor, q_TQH.device)
+    scores = scores.masked_fill_(hidden_TS.unsqueeze(1), float("-inf"))
     if selected is not None:
-        return _attend_selected(q_TQH, scores, tiles, offset, selected, sink_Q, shape.scale, wants_weights)
+        return _attend_selected(q_TQH, (scores, hidden_TS), tiles, offset, selected, sink_Q, shape.scale, wants_weights)
     peak = _peak(scores.amax(-1, keepdim=True), sink_Q)
-    raw = _raw_weights(scores, peak)
+    raw = _raw_weights(scores, peak, hidden_TS)
     of_sink = torch.exp((sink_Q.unsqueeze(-1) - peak).contiguous())
     total = raw.sum(-1, keepdim=True) + of_sink
     value = (_window_values(widen(raw.to(q_TQH.dtype)), tiles, offset) / total).to(q_TQH.dtype)
@@ -245,9 +254,15 @@ def _peak(largest_TQ1: Tensor, sink_Q: Tensor) -> Tensor:
     return torch.where(largest_TQ1 == float("-inf"), sink_Q.unsqueeze(-1), largest_TQ1)
 
 
-def _raw_weights(scores: Tensor, peak: Tensor) -> Tensor:
-    """Return weights relative to the largest score, in place of the scores."""
-    return scores.sub_(peak).exp_()
+def _raw_weights(scores: Tensor, peak: Tensor, hidden_TS: Tensor) -> Tensor:
+    """Return weights relative to the largest score, in place of the scores; 0 where hidden.
+
+    The library's exponential takes ten times as long over minus infinity, so it sees another number there.
+    """
+    hidden = hidden_TS.unsqueeze(1).to(scores.dtype)
+    floor = torch.full_like(hidden, float("-inf")).masked_fill_(hidden_TS.unsqueeze(1), _SMALL_EXPONENT)
+    torch.maximum(scores.sub_(peak), floor, out=scores)
+    return scores.exp_().mul_(1.0 - hidden)
 
 
 def _window_values(weights_TQS: Tensor, tiles: Tensor, offset: int) -> Tensor:
@@ -257,15 +272,17 @@ def _window_values(weights_TQS: Tensor, tiles: Tensor, offset: int) -> Tensor:
     rows = num_rows * num_heads
     padded = -(-rows // ROW_TILE) * ROW_TILE if num_tiles == 1 else num_tiles * QUERY_TILE * num_heads
     start = 0 if num_tiles == 1 else offset * num_heads
-    tiled = weights_TQS.new_zeros((padded, span))
-    tiled[start : start + rows] = weights_TQS.view(rows, span)
+    tiled = weights_TQS
+    if rows != padded:
+        tiled = weights_TQS.new_zeros((padded, span))
+        tiled[start : start + rows] = weights_TQS.view(rows, span)
     value = torch.bmm(tiled.view(num_tiles, -1, span), tiles.transpose(1, 2))
     return value.view(padded, -1)[start : start + rows].view(num_rows, num_heads, -1)
 
 
 def _attend_selected(
     q_TQH: Tensor,
-    scores: Tensor,
+    window_scores: tuple[Tensor, Tensor],
     tiles: Tensor,
     offset: int,
     selected: SelectedEntries,
@@ -273,29 +290,74 @@ def _attend_selected(
     scale: float,
     wants_weights: bool,
 ) -> _Attended:
-    num_rows, _, width = q_TQH.shape
+    (scores, hidden_TS), (num_rows, _, width) = window_scores, q_TQH.shape
     num_slots = selected.picked_TK.shape[1]
     step = max(1, _GATHER_BYTES // (num_slots * width * 4))
     value = torch.empty(q_TQH.shape, dtype=scores.dtype, device=q_TQH.device)
     total, of_sink = scores.new_empty((2, *scores.shape[:2], 1))
+    shared, num_shared = _shared_entries(selected)
     picks = []
-    for low in range(0, num_rows, step):
-        rows = slice(low, min(low + step, num_rows))
+    for low, high in _pieces(num_shared, num_rows, step):
+        rows = slice(low, high)
         picked = selected.picked_TK[rows]
-        entries = widen(selected.gather(picked))
-        entry_scores = torch.bmm(widen(q_TQH[rows]), entries.transpose(1, 2)).mul_(scale)
+        entries = shared if shared is not None and high <= num_shared else widen(selected.gather(picked))
+        entry_scores = _entry_scores(widen(q_TQH[rows]), entries).mul_(scale)
         entry_scores = entry_scores.masked_fill_((picked < 0).unsqueeze(1), float("-inf"))
         peaks = scores[rows].amax(-1, keepdim=True), entry_scores.amax(-1, keepdim=True)
         peak = _peak(torch.maximum(*peaks), sink_Q)
-        raw, entry_raw = _raw_weights(scores[rows], peak), _raw_weights(entry_scores, peak)
+        raw, entry_raw = _raw_weights(scores[rows], peak, hidden_TS[rows]), _raw_weights(entry_scores, peak, picked < 0)
         torch.exp((sink_Q.unsqueeze(-1) - peak).contiguous(), out=of_sink[rows])
         torch.add(raw.sum(-1, keepdim=True) + entry_raw.sum(-1, keepdim=True), of_sink[rows], out=total[rows])
-        torch.bmm(widen(entry_raw.to(q_TQH.dtype)), entries, out=value[rows])
+        value[rows] = _entry_values(widen(entry_raw.to(q_TQH.dtype)), entries)
         if wants_weights:
             picks.append(entry_raw)
     value += _window_values(widen(scores.to(q_TQH.dtype)), tiles, offset)
     kept = torch.cat(picks) if wants_weights else None
     return _Attended(value.div_(total).to(q_TQH.dtype), scores, kept, total, of_sink)
+
+
+def _pieces(num_shared: int, num_rows: int, step: int) -> Iterator[tuple[int, int]]:
+    """Cut rows into pieces of `step`; none straddles `num_shared`."""
+    for start, stop in ((0, num_shared), (num_shared, num_rows)):
+        for low in range(start, stop, step):
+            yield low, min(low + step, stop)
+
+
+def _shared_entries(selected: SelectedEntries) -> tuple[Tensor | None, int]:
+    """Return the slots' entries [1, K, H] of the first rows that agree about them, and how many rows do.
+
+    Rows that see no more entries than there are slots pick slot after slot, so the last of them has all their entries.
+    """
+    picked_TK = selected.picked_TK
+    slots = torch.arange(picked_TK.shape[1], device=picked_TK.device)
+    agrees_T = ((picked_TK == slots) | (picked_TK < 0)).all(1)
+    num_rows = int(agrees_T.int().cummin(0).values.sum())
+    if num_rows < 2:
+        return None, 0
+    return widen(selected.gather(picked_TK[:num_rows].amax(0, keepdim=True))), num_rows
+
+
+def _is_one_product(num_heads: int, entries_RKH: Tensor) -> bool:
+    """Tell whether rows that share entries can be one product: it gives the bits of theirs apart from four heads on."""
+    return entries_RKH.shape[0] == 1 and num_heads >= _MANY_HEADS and entries_RKH.shape[1] % COLUMN_TILE == 0
+
+
+def _entry_scores(q_RQH: Tensor, entries_RKH: Tensor) -> Tensor:
+    """Return dot products [R, Q, K] with each row's entries, or those that all rows share."""
+    num_rows, num_heads, width = q_RQH.shape
+    if _is_one_product(num_heads, entries_RKH):
+        return linear(q_RQH.reshape(-1, width), entries_RKH[0]).view(num_rows, num_heads, -1)
+    return torch.bmm(q_RQH, entries_RKH.expand(num_rows, -1, -1).transpose(1, 2))
+
+
+def _entry_values(weights_RQK: Tensor, entries_RKH: Tensor) -> Tensor:
+    """Return the weighted sums [R, Q, H] of each row's entries, or of those that all rows share."""
+    num_rows, num_heads, num_slots = weights_RQK.shape
+    if _is_one_product(num_heads, entries_RKH):
+        rows = num_rows * num_heads
+        flat = pad_rows(weights_RQK.view(rows, num_slots))
+        return torch.mm(flat, entries_RKH[0])[:rows].view(num_rows, num_heads, -1)
+    return torch.bmm(weights_RQK, entries_RKH.expand(num_rows, -1, -1))
 
 
 def attend_block(q_XQH: Tensor, entries_SH: Tensor, sink_Q: Tensor, *, scale: float) -> Tensor:
