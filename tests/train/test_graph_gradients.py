@@ -130,8 +130,8 @@ BALANCED = (r".*\.ffn\.gate\.weight", r"embed\.weight", r"layers\.\d\.attn\.wo_b
 @pytest.mark.parametrize("pattern", BALANCED)
 def test_the_gradient_of_the_balance_loss_is_that_of_finite_differences(pattern: str) -> None:
     """Which experts run is fixed, so that only their scores move."""
-    lengths = [len(document.token_ids) for document in DOCUMENTS]
-    whole = Pass(tuple(DOCUMENTS), np.zeros(sum(lengths), np.int64), np.zeros(sum(lengths), np.int64))
+    count = sum(len(document.token_ids) for document in DOCUMENTS)
+    whole = Pass(tuple(DOCUMENTS), np.zeros(count, np.int64), np.zeros(count, np.int64), np.ones(count))
 
     def balance() -> tuple[Tensor, list[Tensor]]:
         output = graph().forward(DOCUMENTS, EXACT)
