@@ -23,6 +23,7 @@ at least twice the tokens per CPU-second.
 """
 
 import argparse
+import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,7 @@ import numpy as np
 import torch
 
 from headrace.models.deepseek_v41.architecture import Config, Yarn
+from headrace.train.allocator import keep_freed_memory
 from headrace.train.data.packing import IGNORE
 from headrace.train.graph import Document, GraphOptions, TrainGraph
 from headrace.train.losses import cross_entropy
@@ -246,6 +248,9 @@ def main(args: argparse.Namespace) -> int:
         print("train_step was not measured: it needs the package transformers; pip install 'headrace[bench]'.")
         return 0
     sides = {"headrace": headrace_side(config), "library": library}
+    keep_freed_memory()  # as a training run does; for both sides, as they share the process
+    gc.collect()
+    gc.freeze()  # no step walks over the modules of both packages
     figures = [
         figure for length in args.lengths for figure in measure(sides, config.vocab_size, length, args.repetitions)
     ]
