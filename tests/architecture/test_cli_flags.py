@@ -17,6 +17,7 @@ PROMISED = {
         "--no-draft", "--threads", "--json",
     },
     "train": {"--out", "--resume"},
+    "evaluate": {"--json"},
 }  # fmt: skip
 
 # Further options, free to change; listed so that adding one is a decision.
@@ -26,6 +27,7 @@ OWN: dict[str, set[str]] = {
     "trace": {"--draft-start", "--index-scores", "--threads"},
     "generate": {"--stop"},
     "train": {"--steps", "--show", "--backbone"},
+    "evaluate": {"--text", "--rows", "--threads"},
 }
 
 

@@ -28,7 +28,7 @@ def test_help_lists_every_command_without_loading_torch() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "a command is missing; inspect, synth, trace, generate, train are accepted"),
+        ([], "a command is missing; inspect, synth, trace, generate, train, evaluate are accepted"),
         (["nosuch"], "invalid choice: 'nosuch'"),
         (["inspect"], "required: PATH"),
         (["inspect", "x", "--nosuch"], "unrecognized arguments: --nosuch"),

@@ -19,6 +19,7 @@ _COMMANDS = {
     "trace": "run one sequence and write what every layer saw",
     "generate": "continue a prompt",
     "train": "train a model by a recipe",
+    "evaluate": "judge a trained checkpoint",
 }
 
 
