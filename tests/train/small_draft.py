@@ -24,6 +24,9 @@ class Silent:
         self.evaluations: list[Evaluation] = []
         self.proofs: list[tuple[str, str]] = []
 
+    def on_start(self, _summary: object) -> None:
+        """Hear nothing."""
+
     def on_step(self, record: Any, pace: Any) -> None:
         self.steps.append(record)
 

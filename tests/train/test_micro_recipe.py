@@ -22,6 +22,9 @@ CPU_SECONDS = 600
 class Silent:
     """Watches a run and says nothing."""
 
+    def on_start(self, _summary: object) -> None:
+        """Hear nothing."""
+
     def on_step(self, _record: StepRecord, _pace: Pace) -> None:
         """Say nothing."""
 

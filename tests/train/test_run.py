@@ -34,6 +34,9 @@ class Listener:
         self.evaluations: list[Evaluation] = []
         self.saved: list[str] = []
 
+    def on_start(self, _summary: object) -> None:
+        """Hear nothing."""
+
     def on_step(self, record: StepRecord, pace: Pace) -> None:
         self.steps.append(record)
         self.paces.append(pace)

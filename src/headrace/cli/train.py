@@ -5,7 +5,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,6 +116,13 @@ class _Watcher:
         self._shown = 0.0
         self._width = 0
 
+    def on_start(self, summary: "Mapping[str, Any]") -> None:
+        """Say how large the model is and what its update rules keep."""
+        from headrace.train.summary import summary_lines
+
+        for line in summary_lines(summary):
+            self._print(line)
+
     def on_step(self, record: "StepRecord | DraftRecord", pace: "Pace") -> None:
         """Show how far the run is."""
         from headrace.train.progress import progress_line
@@ -123,6 +130,8 @@ class _Watcher:
         line = progress_line(pace, record.loss, record.bits_per_byte)
         if record.is_skipped:
             self._print(f"step {record.step} was skipped: its loss or gradients are not finite")
+        elif getattr(record, "went_back_to", None) is not None:
+            self._print(f"spike at step {record.step}: the run goes back to step {record.went_back_to}")
         elif self._is_terminal:
             print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)
             self._width = len(line)

@@ -29,6 +29,9 @@ from headrace.train.summary import summarise
 class Watcher(Protocol):
     """Whoever wants to know how a run goes."""
 
+    def on_start(self, summary: Mapping[str, Any]) -> None:
+        """Hear what the run says of itself before its first step, see `summary.py`."""
+
     def on_step(self, record: StepRecord | DraftRecord, pace: Pace) -> None:
         """Hear of a step."""
 
@@ -132,6 +135,7 @@ def train(
             sinks.append(TensorBoardFile(folder.path / TENSORBOARD_NAME, resumed_step=resumed_step))
         for sink in sinks:
             sink.write({"type": "start", "step": job.work.position.steps, **job.summary})
+        watcher.on_start(job.summary)
         return _Run(job, folder, watcher, sinks).until(last_step, should_stop)
     finally:
         for sink in sinks:

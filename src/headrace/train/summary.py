@@ -3,7 +3,7 @@
 Values for the metrics file and lines for a reader; nothing here prints.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -64,7 +64,7 @@ def untaught_sources(recipe: Recipe) -> list[int]:
     ]
 
 
-def summary_lines(summary: dict[str, Any]) -> list[str]:
+def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     """Return e.g. `1,290,240 parameters; update rules keep 5.4 MB, Adam would keep 10.3 MB`, and a line per rule."""
     rules = summary["optimizer_state"]
     held, adam = (sum(one[name] for one in rules.values()) for name in ("bytes", "adam_bytes"))
@@ -76,7 +76,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         f"  {update}: {one['parameters']:,} parameters, {one['bytes_per_parameter']:.2f} bytes each"
         for update, one in rules.items()
     ]
-    if summary["untaught"]:
+    if summary.get("untaught"):
         lines.append(
             f"  no row is long enough to teach index sources {', '.join(map(str, summary['untaught']))}: "
             "they see no more entries than they pick"

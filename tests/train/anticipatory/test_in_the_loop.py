@@ -119,6 +119,9 @@ def test_a_rate_that_spoils_the_run_every_time_ends_it_in_a_sentence(tmp_path: P
     heard: list[StepRecord] = []
 
     class Listener:
+        def on_start(self, _summary: object) -> None:
+            """Hear nothing."""
+
         def on_step(self, record: StepRecord, _pace: object) -> None:
             heard.append(record)
 
