@@ -1,19 +1,22 @@
 """Rows that only far context can answer: clues outside the window, in the third they say, at every length."""
 
+import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from headrace.core.errors import UserError
 from headrace.evaluate.bits_per_byte import _is_near, choose_pieces
-from headrace.evaluate.held_out import read_held_out
+from headrace.evaluate.held_out import held_out_lines, read_held_out
 from headrace.evaluate.prompts import POSITIONS, QUESTIONS, natural_prompts, pair_prompts, usable_lengths
 from headrace.evaluate.retrieval import Answered
 from headrace.evaluate.settings import Settings
 from headrace.evaluate.trial import Judged
 from headrace.train.data import special_tokens
+from headrace.train.data.corpus import Document
 from headrace.train.data.packing import IGNORE
 from headrace.train.data.tasks.puzzles import PUZZLES
 from tests.evaluate.subjects import SETTINGS, small_held_out, small_subject
@@ -113,8 +116,8 @@ def test_pieces_cover_documents_in_turn_and_are_cut_every_two_windows() -> None:
         (b"\xff\n", "UTF-8"),
     ],
 )
-def test_held_out_text_of_another_form_is_refused(tmp_path: object, content: bytes, words: str) -> None:
-    path = tmp_path / "held.jsonl"  # type: ignore[operator]
+def test_held_out_text_of_another_form_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "held.jsonl"
     path.write_bytes(content)
     with pytest.raises(UserError, match=words):
         read_held_out(path, small_subject().encoder)
@@ -123,3 +126,23 @@ def test_held_out_text_of_another_form_is_refused(tmp_path: object, content: byt
 def test_tokens_near_a_cut_are_the_first_of_every_run() -> None:
     rows = np.array([20, 21, 35, 36, 37, 52, 53, 70])
     assert _is_near(rows, [(20, 37), (37, 100)]).tolist() == [True] * 3 + [False, True, True, False, False]
+
+
+def test_a_shipped_file_takes_documents_of_every_group_in_turn_and_reads_back(tmp_path: Path) -> None:
+    documents = [
+        Document(f"package:{group}:{place}.py", f"package:{group}", f"# é {group}{place}\n" * 300)
+        for group in ("one", "two", "three")
+        for place in range(4)
+    ]
+    documents += [Document("package:one:tiny.py", "package:one", "x = 1\n")]
+    licences = {f"package:{group}": f"licence of {group}" for group in ("one", "two", "three")}
+    lines = list(held_out_lines(documents, licences, 20_000))
+    assert sum(len(line.encode()) for line in lines) <= 20_000
+    taken = [json.loads(line) for line in lines]
+    assert len(taken) > 3
+    assert {one["licence"] for one in taken[:3]} == set(licences.values())
+    assert lines == list(held_out_lines(documents[::-1], licences, 20_000))
+    (tmp_path / "held.jsonl").write_text("".join(lines), encoding="utf-8")
+    found = read_held_out(tmp_path / "held.jsonl", small_subject().encoder)
+    assert found.text.names == tuple(one["name"] for one in taken)
+    assert found.text.num_bytes == sum(len(one["text"].encode()) for one in taken)

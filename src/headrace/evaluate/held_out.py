@@ -3,7 +3,11 @@
 One JSON object a line: `name`, `licence` and `text`, all strings. Read `bits_per_byte.py` next.
 """
 
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +21,7 @@ from headrace.train.data.packing import Ids
 
 _MAX_BYTES = 64 << 20
 _FIELDS = ("name", "licence", "text")
+_SHIPPED_CHARACTERS = (2_000, 16_000)  # of one document: long enough to be cut, short enough that many fit
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,3 +81,28 @@ def _fields(line: bytes, where: str) -> tuple[str, str, str]:
         raise UserError(f"{where} is not held-out text; an object with the strings {', '.join(_FIELDS)} is.", "text")
     name, licence, text = (found[field] for field in _FIELDS)
     return name, licence, text
+
+
+def held_out_lines(documents: Sequence[Document], licences: Mapping[str, str], max_bytes: int) -> Iterator[str]:
+    """Yield the lines of such a file: one document of every group, then a second one of each, as long as they fit.
+
+    Args:
+        documents: to choose from; those of less or more than `_SHIPPED_CHARACTERS` are left out.
+        licences: of every group.
+        max_bytes: of all lines together.
+
+    Numerics: order within a group by a hash of the names, so that a file stays what it is when documents join.
+    """
+    groups: dict[str, list[Document]] = {}
+    for one in sorted(documents, key=lambda one: (one.group, hashlib.sha256(one.name.encode()).digest())):
+        if _SHIPPED_CHARACTERS[0] <= len(one.text) <= _SHIPPED_CHARACTERS[1]:
+            groups.setdefault(one.group, []).append(one)
+    for taken in zip_longest(*groups.values()):
+        for document in taken:
+            if document is None:
+                continue
+            fields = {"name": document.name, "licence": licences[document.group], "text": document.text}
+            line = json.dumps(fields, ensure_ascii=False) + "\n"
+            if len(line.encode()) <= max_bytes:
+                max_bytes -= len(line.encode())
+                yield line
