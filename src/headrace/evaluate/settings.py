@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from headrace.core.errors import UserError
 
-NATURAL_POSITIONS = 3  # natural prompts come in rounds: clue early, in the middle, late
+NATURAL_POSITIONS = 3  # natural prompts come in rounds, two at least: clue early, in the middle, late
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,5 +66,5 @@ class Settings:
 
     def natural_rows(self, tokens: int) -> int:
         """Prompts of each natural form of a length, the same number for every position of the clue."""
-        rounds = max(1, self.rows * self.lengths[0] // tokens // NATURAL_POSITIONS)
+        rounds = max(2, self.rows * self.lengths[0] // tokens // NATURAL_POSITIONS)
         return NATURAL_POSITIONS * rounds
