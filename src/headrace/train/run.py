@@ -3,6 +3,7 @@
 `Trainer` or `DraftLoop` computes, `RunFolder` keeps, the metrics go to their files and the lines to whoever watches.
 """
 
+import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -136,6 +137,7 @@ def train(
         for sink in sinks:
             sink.write({"type": "start", "step": job.work.position.steps, **job.summary})
         watcher.on_start(job.summary)
+        gc.freeze()  # what is there now stays; looking through it again and again took a twentieth of a step
         return _Run(job, folder, watcher, sinks).until(last_step, should_stop)
     finally:
         for sink in sinks:
