@@ -19,9 +19,9 @@ What cannot be equal, because headrace runs V4.1 and the library V4:
 
 Model FLOP are what the mathematics asks for, whoever computes it: 6 per token and matrix parameter that the token uses,
 12 per head dimension and pair of query and entry that it may look at; the index is not counted. Bound: at least
-twice the tokens per CPU-second from 2,048 tokens a row on; V4.1 was trained on rows of 64 K. At 1,024 it is about twice,
-which noise decides. Shorter rows are shown too: there the library's quadratic attention costs it little, and products
-alone would take headrace more than half of the library's time.
+twice the tokens per CPU-second from 2,048 tokens a row on (V4.1 was trained on rows of 64 K). At 1,024 it is about
+twice, which noise decides. Shorter rows are shown too: there the library's quadratic attention costs it little, and
+products alone would take headrace more than half of the library's time.
 """
 
 import argparse
