@@ -16,3 +16,6 @@ fi
 resume=()
 [ ! -d backbone ] || resume=(--resume)
 venv/bin/headrace train nano --out backbone "${resume[@]}"
+resume=()
+[ ! -d drafts ] || resume=(--resume)
+venv/bin/headrace train nano-draft --backbone backbone --out drafts "${resume[@]}"

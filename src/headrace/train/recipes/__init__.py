@@ -18,6 +18,7 @@ from headrace.train.recipe_json import from_json
 from headrace.train.recipes.micro import micro, micro_window_only
 from headrace.train.recipes.micro_draft import micro_draft
 from headrace.train.recipes.nano import nano
+from headrace.train.recipes.nano_draft import nano_draft
 from headrace.train.recipes.published import v4_flash, v4_pro, v41_flash
 from headrace.train.recipes.tiny_v4 import tiny_v4
 from headrace.train.recipes.tiny_v41 import tiny_v41
@@ -27,6 +28,7 @@ RECIPES: dict[str, Callable[[], Recipe | DraftRecipe]] = {
     "micro-draft": micro_draft,
     "micro-window-only": micro_window_only,
     "nano": nano,
+    "nano-draft": nano_draft,
     "tiny-v4": tiny_v4,
     "tiny-v41": tiny_v41,
     "v4-flash": v4_flash,
