@@ -89,7 +89,7 @@ class GlobalStore:
         return block_quant.decode_q4k(codes[low:high], scales[low:high])
 
     def gather(self, rows_TK: Tensor) -> Tensor:
-        """Return the values of rows [T, K] (-1 reads row 0; its weight must be zero) as bfloat16 [T, K, H].
+        """Return the values of rows [T, K] (-1 reads row 0; its weight must be zero) as float32 [T, K, H], exact.
 
         Rows that several queries picked are decoded once.
 
@@ -99,11 +99,12 @@ class GlobalStore:
         self._check_picks(rows_TK)
         picks = rows_TK.clamp_min(0).view(-1)
         if self.length == 0 or self.length > _SHARED_DECODE * picks.shape[0]:
-            return self._decode(picks).view(*rows_TK.shape, self._head_dim)
+            return self._decode(picks).float().view(*rows_TK.shape, self._head_dim)
         is_picked = torch.zeros(self.length, dtype=torch.bool, device=picks.device)
         is_picked[picks] = True
         place = is_picked.cumsum(0) - 1
-        return self._decode(is_picked.nonzero().view(-1))[place[picks]].view(*rows_TK.shape, self._head_dim)
+        distinct = self._decode(is_picked.nonzero().view(-1)).float()  # what attention computes with: widened once
+        return distinct.index_select(0, place[picks]).view(*rows_TK.shape, self._head_dim)
 
     def _decode(self, rows: Tensor) -> Tensor:
         return block_quant.decode_q4k(self._take(0, rows), self._take(1, rows))
