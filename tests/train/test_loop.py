@@ -55,6 +55,18 @@ def test_a_resumed_run_gives_the_bits_of_an_uninterrupted_one(cut: int) -> None:
     assert whole.snapshot().plain == resumed.snapshot().plain
 
 
+def test_a_phase_has_shares_of_its_own() -> None:
+    tasks = tuple(
+        replace(task, options={**task.options, "name": name}) for name in "ab" for task in small_recipe().tasks
+    )
+    trainer = new_trainer(
+        small_recipe(tasks=tasks, phases=(Phase(shares={"b": 0.0}), Phase(start=1, shares={"a": 0.0})))
+    )
+    assert [set(trainer.step().loss_by_kind) for _ in range(2)] == [{"a"}, {"b"}]
+    with pytest.raises(UserError, match="no kind 'c'"):
+        new_trainer(small_recipe(tasks=tasks, phases=(Phase(shares={"c": 1.0}),)))
+
+
 def test_another_seed_gives_other_bits() -> None:
     first, second = new_trainer(small_recipe()), new_trainer(small_recipe(seed=1))
     steps(first, 1)

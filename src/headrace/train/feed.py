@@ -33,7 +33,8 @@ class _Source:
     def next_batch(self) -> Fed:
         position = self._position
         length = int(self._recipe.sequence_length.at(position))
-        batch = self._stream.next_batch(position.steps, length, self._recipe.batch.at(position, length))
+        shares = self._recipe.phase_at(position.steps, position.tokens).shares
+        batch = self._stream.next_batch(position.steps, length, self._recipe.batch.at(position, length), shares)
         self._position = Position(steps=position.steps + 1, tokens=position.tokens + batch.num_tokens)
         return Fed(batch, position, length)
 
@@ -55,7 +56,13 @@ class Feed:
     """
 
     def __init__(self, recipe: Recipe, stream: Stream) -> None:
-        """Stand before the first batch."""
+        """Stand before the first batch.
+
+        Raises:
+            UserError: a phase names a kind of row that the mixture does not have.
+        """
+        for phase in recipe.phases:
+            stream.check_shares(phase.shares)
         self._source = _Source(recipe, stream)
         stability = recipe.stability
         self._queue = None if stability is None else LookAhead[Fed](self._source, stability.delta)

@@ -168,6 +168,7 @@ class Phase:
             indexer's parameters alone and leaves the routing biases too: V4 does so between dense and sparse
             attention. What does not move in a phase loses its optimizer state.
         frozen: further parameters, names or patterns, that nothing moves.
+        shares: kind of row, "text" or the name of a task -> its share in this phase instead of its weight.
     """
 
     start: int = 0
@@ -178,11 +179,12 @@ class Phase:
     quant: QuantPlan = field(default_factory=QuantPlan)
     trains: Trains = "all"
     frozen: tuple[str, ...] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse a share or a start out of range."""
         share(exact_share=self.exact_share)
-        at_least(0, start=self.start)
+        at_least(0, start=self.start, **self.shares)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -163,6 +163,16 @@ def test_each_kind_gets_its_share_of_every_batch() -> None:
         assert kinds == {"text": 4, "a": 2, "b": 2}
 
 
+def test_a_batch_can_have_shares_of_its_own() -> None:
+    made = stream()
+    kinds = Counter(kinds[0] for kinds in made.next_batch(0, 64, 8, {"text": 0.0, "a": 1.5, "b": 0.5}).kinds)
+    assert kinds == {"a": 6, "b": 2}
+    assert Counter(kinds[0] for kinds in made.next_batch(1, 64, 8).kinds) == {"text": 4, "a": 2, "b": 2}
+    for shares, said in (({"c": 1.0}, "'c'"), ({"text": 0.0, "a": 0.0, "b": 0.0}, "not all 0"), ({"a": -1.0}, "-1")):
+        with pytest.raises(UserError, match=said):
+            made.next_batch(2, 64, 8, shares)
+
+
 def test_shares_smaller_than_a_row_come_out_right_over_many_steps() -> None:
     made = stream(text_weight=0.9, tasks=[WeightedTask(AdditionTask(encoder=encoder()), 0.1)])
     counts = Counter(made.next_batch(step, 64, 1).kinds[0][0] for step in range(400))

@@ -5,7 +5,7 @@ as one that does not. Sequence length and batch size may change at any step.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,8 @@ from headrace.train.data.draws import Draws
 from headrace.train.data.packing import Batch, PackedRow, Sample, pack_row, stack_rows
 from headrace.train.data.special_tokens import PAD_ID
 from headrace.train.data.tasks.task import Task
+
+TEXT = "text"  # the kind of rows that are no task's
 
 
 class WeightedTask(NamedTuple):
@@ -56,13 +58,14 @@ class Stream:
         self._tasks = tuple(task for task, _ in tasks)
         self._cursor = None if text is None else TextCursor(text, seed, pool_pieces)
         self._text_hash = "" if text is None else _hash_of(text)
-        weights = [text_weight if text is not None else 0.0, *(weight for _, weight in tasks)]
-        if min(weights) < 0 or not sum(weights) > 0:
-            raise UserError(f"the shares of the mixture are {weights}; accepted are numbers from 0 on, not all 0")
         names = [task.name for task in self._tasks]
         if len(set(names)) < len(names):
             raise UserError(f"the tasks of a mixture need different names; these are {names}", param="tasks")
-        self._bounds = np.cumsum(weights) / sum(weights)
+        self._weights = {
+            TEXT: text_weight if text is not None else 0.0,
+            **{task.name: weight for task, weight in tasks},
+        }
+        self._bounds({})
 
     @property
     def step(self) -> int:
@@ -74,7 +77,15 @@ class Stream:
         """How many times the whole text was started again; 0 without text."""
         return 0 if self._cursor is None else self._cursor.epoch
 
-    def next_batch(self, step: int, seq_len: int, batch_rows: int) -> Batch:
+    def check_shares(self, shares: Mapping[str, float]) -> None:
+        """Refuse shares that `next_batch` would refuse.
+
+        Raises:
+            UserError: names the kind or the shares.
+        """
+        self._bounds(shares)
+
+    def next_batch(self, step: int, seq_len: int, batch_rows: int, shares: Mapping[str, float] | None = None) -> Batch:
         """Return the batch of a step and go on to the next one.
 
         Of `batch_rows` rows each kind gets its share, rounded up or down at random by step.
@@ -83,6 +94,7 @@ class Stream:
             step: must be `self.step`; asked for so that loop and stream cannot drift apart unnoticed.
             seq_len: tokens of a row, at least 1.
             batch_rows: rows, at least 1.
+            shares: kind, "text" or the name of a task -> its share of this batch; the others keep theirs.
 
         Raises:
             UserError: another step is asked for, a size is below 1, or a task does not fit into a row.
@@ -92,7 +104,7 @@ class Stream:
         if seq_len < 1 or batch_rows < 1:
             raise UserError(f"a batch of {batch_rows} rows of {seq_len} tokens is empty; both must be at least 1")
         offset = Draws(self._seed, "mixture", step).uniform(1)
-        kinds = np.searchsorted(self._bounds, (np.arange(batch_rows) + offset) / batch_rows, side="right")
+        kinds = np.searchsorted(self._bounds(shares or {}), (np.arange(batch_rows) + offset) / batch_rows, side="right")
         rows = [
             self._row(min(int(kind), len(self._tasks)), step, row, seq_len) for row, kind in enumerate(kinds.tolist())
         ]
@@ -128,6 +140,20 @@ class Stream:
         if self._cursor is not None:
             self._cursor.restore(place)
         self._step = step
+
+    def _bounds(self, shares: Mapping[str, float]) -> np.ndarray:
+        """Return the upper end of each kind's share, text first, the tasks in order."""
+        unknown = sorted(set(shares) - set(self._weights))
+        if unknown:
+            raise UserError(
+                f"the mixture has no kind {unknown[0]!r}; {', '.join(self._weights)} are accepted.", param="shares"
+            )
+        weights = list({**self._weights, **shares}.values())
+        if self._cursor is None:
+            weights[0] = 0.0
+        if min(weights) < 0 or not sum(weights) > 0:
+            raise UserError(f"the shares of the mixture are {weights}; accepted are numbers from 0 on, not all 0")
+        return np.cumsum(weights) / sum(weights)
 
     def _row(self, kind: int, step: int, row: int, seq_len: int) -> PackedRow:
         if kind == 0 and self._cursor is not None:

@@ -1,7 +1,7 @@
 """Drafts for headrace-nano: two blocks that draft five tokens, on the text of the backbone's run.
 
-The release has three blocks over a backbone of 40 layers; over one of six, a third block would cost a draft half as much
-again, and the published measurements find the large step between one and two (training.md section 7.3).
+The release has three blocks over a backbone of 40 layers; over one of six, a third block would cost a draft half as
+much again, and the published measurements find the large step between one and two (training.md section 7.3).
 
 `scripts/make_nano.sh` carries it out: `headrace train nano-draft --backbone A --out B`.
 """
