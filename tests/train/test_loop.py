@@ -67,6 +67,22 @@ def test_a_phase_has_shares_of_its_own() -> None:
         new_trainer(small_recipe(tasks=tasks, phases=(Phase(shares={"c": 1.0}),)))
 
 
+def test_a_phase_can_see_less_of_the_window() -> None:
+    """The step is that of a model with the smaller window, and of no other."""
+    narrow = small_recipe(phases=(Phase(window=2),))
+    model = narrow.model
+    assert model is not None
+    same, wide = (new_trainer(small_recipe(phases=(Phase(),), model=replace(model, window=w))) for w in (2, 4))
+    first = new_trainer(narrow)
+    steps(first, 2)
+    steps(same, 2)
+    steps(wide, 2)
+    assert changed(first.snapshot().tensors, same.snapshot().tensors) == set()
+    assert changed(first.snapshot().tensors, wide.snapshot().tensors)
+    with pytest.raises(UserError, match="window 5"):
+        small_recipe(phases=(Phase(window=5),))
+
+
 def test_another_seed_gives_other_bits() -> None:
     first, second = new_trainer(small_recipe()), new_trainer(small_recipe(seed=1))
     steps(first, 1)

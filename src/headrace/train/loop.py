@@ -152,7 +152,8 @@ class Trainer:
             task.name: setting.label_weight
             for task, setting in zip(self.material.tasks, self.recipe.tasks, strict=True)
         }
-        return plan_passes(fed.batch, phase, self.material.config.window, self.recipe.micro_batch, draws, weights)
+        window = phase.window or self.material.config.window
+        return plan_passes(fed.batch, phase, window, self.recipe.micro_batch, draws, weights)
 
     @torch.inference_mode()
     def _anticipate(self) -> None:
@@ -231,6 +232,8 @@ class Trainer:
         config = self.material.config
         if not phase.has_candidates:
             config = replace(config, candidate_source=None)
+        if phase.window is not None:
+            config = replace(config, window=phase.window)
         if phase.attention == "dense":
             config = replace(config, index_topk=int(max(self.recipe.sequence_length.values)))
         return TrainGraph(Masters(config, self.masters.parameters, self.masters.buffers), self.material.addressing)

@@ -169,6 +169,8 @@ class Phase:
             attention. What does not move in a phase loses its optimizer state.
         frozen: further parameters, names or patterns, that nothing moves.
         shares: kind of row, "text" or the name of a task -> its share in this phase instead of its weight.
+        window: positions that a query sees in this phase, fewer than the model's: what lies behind them can only be
+            found through global entries, in short rows too. None for the model's own.
     """
 
     start: int = 0
@@ -180,11 +182,13 @@ class Phase:
     trains: Trains = "all"
     frozen: tuple[str, ...] = ()
     shares: Mapping[str, float] = field(default_factory=dict)
+    window: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse a share or a start out of range."""
         share(exact_share=self.exact_share)
         at_least(0, start=self.start, **self.shares)
+        at_least(1, window=1 if self.window is None else self.window)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,6 +326,9 @@ class Recipe:
             raise _refuse(
                 "sequence_length", list(self.sequence_length.values), f"1 to {model.max_positions} tokens are"
             )
+        windows = [phase.window for phase in self.phases if phase.window is not None]
+        if windows and max(windows) > model.window:
+            raise _refuse("window", max(windows), f"1 to the model's {model.window} are")
         if any(phase.has_candidates for phase in self.phases) and model.candidate_source is None:
             raise _refuse("has_candidates", True, "a model with a candidate source is")
 

@@ -169,7 +169,7 @@ def nano() -> Recipe:
         losses=LossSettings(index_rows=256),
         bias_speed=Staircase(starts=(0, STEPS // 10), values=(5e-3, 1e-3)),
         phases=(
-            Phase(shares=_only({"near-pairs": 0.7, "few-pairs": 0.3})),
+            Phase(window=8, shares=_only({"near-pairs": 0.7, "few-pairs": 0.3})),
             Phase(start=_FIND),
             Phase(start=STEPS * 88 // 100, has_candidates=True, replay="every-turn", quant=QuantPlan.everything()),
         ),
