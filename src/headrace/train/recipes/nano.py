@@ -26,7 +26,7 @@ from headrace.train.recipe import (
 )
 from headrace.train.schedule import BatchRamp, Constant, Cosine, LearningRate, Staircase, Warmup
 
-STEPS = 1000
+STEPS = 850
 BATCH_TOKENS = 8192
 FIRST_PEAK, PEAK = 7e-3, 4e-3
 VOCAB_SIZE = 4608
@@ -153,7 +153,7 @@ def nano() -> Recipe:
         tasks=_tasks(),
         duration=STEPS,
         learning_rate=LearningRate(
-            warmup=Warmup(steps=40),
+            warmup=Warmup(steps=20),
             parts=(
                 Constant(value=FIRST_PEAK, until=_FIND),
                 Constant(value=PEAK, until=STEPS * 55 // 100),
@@ -169,7 +169,7 @@ def nano() -> Recipe:
         optimizer=OptimizerSettings(sinkhorn=SinkhornSettings(touched_window=16)),
         group_changes={"embedding": {"rate": 4.0}},
         losses=LossSettings(index_rows=256),
-        bias_speed=Staircase(starts=(0, STEPS // 10), values=(5e-3, 1e-3)),
+        bias_speed=Staircase(starts=(0, 96), values=(5e-3, 1e-3)),
         phases=(
             Phase(window=8, shares=_only({"near-pairs": 0.7, "few-pairs": 0.3})),
             Phase(start=_FIND),
