@@ -1,0 +1,54 @@
+"""Decode rows: every running answer gets one, as far as blocks can be found."""
+
+from headrace.engine.scheduler.entry import Entry, Phase, WaitReason
+from headrace.engine.scheduler.plan import DecodeRow, Preemption
+from headrace.engine.scheduler.work import Work
+
+
+def plan_decodes(work: Work) -> None:
+    """Plan one row for each request in decode, in order of rank.
+
+    A request at a block border needs a block: from the free ones or the cache, else from the running request that is
+    last in rank, which is swapped out. Where that is not possible the request waits with all that it holds, and
+    so does every later one that needs a block.
+    """
+    for request_id in [entry.request_id for entry in work.books.running()]:
+        entry = work.books.started[request_id]
+        if entry.phase is not Phase.DECODE:
+            continue  # in prefill, or swapped out a moment ago
+        needed = work.books.config.blocks_for(entry.computed + 1) - entry.blocks
+        if needed:
+            reason = WaitReason.BLOCKS if work.is_short else _make_room(work, entry, needed)
+            if reason is not None:
+                work.is_short = True
+                work.wait(entry, reason)
+                continue
+        _plan_row(work, work.books.started[request_id])
+
+
+def _plan_row(work: Work, entry: Entry) -> None:
+    work.decodes.append(DecodeRow(request_id=entry.request_id, slot=entry.held_slot, position=entry.computed))
+    work.change(entry, computed=entry.computed + 1, generated=entry.generated + 1)
+
+
+def _make_room(work: Work, entry: Entry, needed: int) -> WaitReason | None:
+    """Allocate, with swaps if need be; change nothing and say why if that is not possible."""
+    trial = work.books.copy()
+    swapped: list[Preemption] = []
+    while trial.available < needed:
+        victim = trial.running()[-1]
+        if victim.rank <= entry.rank:
+            return WaitReason.BLOCKS
+        moved = trial.swap_out(victim)
+        if moved is None:
+            return WaitReason.HOST
+        swapped.append(
+            Preemption(request_id=victim.request_id, slot=victim.held_slot, blocks=moved, for_request=entry.request_id)
+        )
+    trial.allocate(entry, needed)
+    if not trial.everyone_can_end():
+        return WaitReason.PROMISE
+    work.books = trial
+    work.preemptions += swapped
+    work.allocate(entry.request_id, needed)
+    return None
