@@ -14,10 +14,20 @@ class PairHistory:
     """
 
     def __init__(self, head_dim: int, depth: int, device: torch.device) -> None:
-        self.depth = depth
+        self._live_on(torch.zeros((depth, 2, head_dim), dtype=torch.float32, device=device))
+
+    @classmethod
+    def on(cls, rows: Tensor) -> "PairHistory":
+        """Return an empty history that lives on float32 [depth, 2, H] rows."""
+        history = cls.__new__(cls)
+        history._live_on(rows)
+        return history
+
+    def _live_on(self, rows: Tensor) -> None:
+        self.depth = rows.shape[0]
         self.end = 0
         self.oldest = 0
-        self._rows = torch.zeros((depth, 2, head_dim), dtype=torch.float32, device=device)
+        self._rows = rows
 
     @property
     def pending_bytes(self) -> int:
@@ -46,6 +56,14 @@ class PairHistory:
             raise InternalError(f"pair row {position} was read, rows {self.oldest}..{self.end - 1} are held")
         row = self._rows[position % self.depth]
         return row[0:1], row[1:2]
+
+    def restart(self, position: int) -> None:
+        """Forget everything; the next row stored is that of `position`."""
+        self.oldest = self.end = position
+
+    def stand(self, oldest: int, end: int) -> None:
+        """Take rows `oldest` .. `end` - 1 as held: their bytes were put in place from outside."""
+        self.oldest, self.end = oldest, end
 
     def truncate(self, num_tokens: int) -> None:
         """Forget rows at and after position `num_tokens`."""

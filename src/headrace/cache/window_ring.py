@@ -10,18 +10,29 @@ from headrace.kernels import block_quant
 class WindowRing:
     """A ring of `depth` FP8 rows; position p lives in slot p mod depth.
 
-    Owns its buffers and the range of positions that are valid, `oldest` .. `end` - 1. A ring of twice the window goes
-    back up to one window of tokens without losing what the earlier length needs.
+    Owns its buffers, or lives on a slot's, and the range of positions that are valid, `oldest` .. `end` - 1. A ring of
+    twice the window goes back up to one window of tokens without losing what the earlier length needs.
 
     At the released head size a row takes 512 + 16 bytes.
     """
 
     def __init__(self, head_dim: int, depth: int, device: torch.device) -> None:
-        self.depth = depth
+        codes = torch.zeros((depth, head_dim), dtype=torch.uint8, device=device)
+        self._live_on(codes, codes.new_zeros((depth, head_dim // block_quant.Q8_GROUP)))
+
+    @classmethod
+    def on(cls, codes: Tensor, scales: Tensor) -> "WindowRing":
+        """Return an empty ring that lives on uint8 [depth, H] codes and [depth, H / 32] scales."""
+        ring = cls.__new__(cls)
+        ring._live_on(codes, scales)
+        return ring
+
+    def _live_on(self, codes: Tensor, scales: Tensor) -> None:
+        self.depth = codes.shape[0]
         self.oldest = 0
         self.end = 0
-        self._codes = torch.zeros((depth, head_dim), dtype=torch.uint8, device=device)
-        self._scales = torch.zeros((depth, head_dim // block_quant.Q8_GROUP), dtype=torch.uint8, device=device)
+        self._codes = codes
+        self._scales = scales
 
     @property
     def row_bytes(self) -> int:
@@ -59,10 +70,29 @@ class WindowRing:
         Raises:
             InternalError: a row is not held; the sentence names it.
         """
+        return block_quant.decode_q8(*self.stored_rows(low, high))
+
+    def stored_rows(self, low: int, high: int) -> tuple[Tensor, Tensor]:
+        """Return the bytes of rows `low` .. `high` - 1: codes uint8 [n, H] and scales uint8 [n, H / 32].
+
+        Raises:
+            InternalError: a row is not held; the sentence names it.
+        """
         if low < self.oldest or high > self.end:
             raise InternalError(f"window rows {low}..{high - 1} were read, {self.oldest}..{self.end - 1} are held")
         slots = torch.arange(low, high, device=self._codes.device) % self.depth
-        return block_quant.decode_q8(self._codes[slots], self._scales[slots])
+        return self._codes[slots], self._scales[slots]
+
+    def load_rows(self, first: int, codes: Tensor, scales: Tensor) -> None:
+        """Replace the content by at most `depth` rows of bytes, positions `first` onwards."""
+        self.oldest, self.end = first, first + codes.shape[0]
+        slots = torch.arange(self.oldest, self.end, device=self._codes.device) % self.depth
+        self._codes.index_copy_(0, slots, codes.to(self._codes.device))
+        self._scales.index_copy_(0, slots, scales.to(self._scales.device))
+
+    def stand(self, oldest: int, end: int) -> None:
+        """Take rows `oldest` .. `end` - 1 as held: their bytes were put in place from outside."""
+        self.oldest, self.end = oldest, end
 
     def truncate(self, num_tokens: int) -> None:
         """Forget rows at and after position `num_tokens`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.cache.global_store import GlobalStore
+from headrace.cache.entry_store import EntryStore
 from headrace.kernels.block_quant import Quantiser, fake_q4i, fake_q8
 from headrace.kernels.compress_pool import pool_pairs
 from headrace.kernels.product import grouped_linear, linear, linear_fp32
@@ -147,7 +147,7 @@ class LayerAttention:
             dtype,
         )
 
-    def _store(self, store: GlobalStore, weights: CompressorWeights, latent: Tensor) -> None:
+    def _store(self, store: EntryStore, weights: CompressorWeights, latent: Tensor) -> None:
         if latent.shape[0] == 0:
             return
         latent = rms_norm(latent, weights.norm, self._config.norm_eps)

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.cache.sequence_state import SequenceState, StateShape
+from headrace.cache.sequence_state import SequenceState
+from headrace.cache.state_shape import StateShape
 from headrace.core.errors import CapacityError, UserError
 from headrace.kernels.block_quant import fake_q8
 from headrace.kernels.ngram_gate import inject
@@ -96,10 +97,11 @@ class DeepseekV41:
         self._router = live_router(config.experts_per_token, config)
         self._taps = config.draft.tap_layers if config.draft else ()
 
-    def new_state(self) -> SequenceState:
-        """Return the state of a sequence without tokens."""
+    @property
+    def state_shape(self) -> StateShape:
+        """Sizes of a sequence's state, for pools."""
         config = self.config
-        shape = StateShape(
+        return StateShape(
             head_dim=config.head_dim,
             index_head_dim=config.index_head_dim,
             window=config.window,
@@ -109,7 +111,10 @@ class DeepseekV41:
             source_ratios={source: config.compress_ratios[source] for source in config.kv_sources},
             lookback=self.addressing.lookback if self.addressing else 0,
         )
-        return SequenceState(shape, self.device)
+
+    def new_state(self) -> SequenceState:
+        """Return the state of a sequence without tokens, with buffers of its own."""
+        return SequenceState(self.state_shape, self.device)
 
     @torch.inference_mode()
     def forward(

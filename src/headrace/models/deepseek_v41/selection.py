@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headrace.cache.global_store import GlobalStore
+from headrace.cache.entry_store import EntryStore
 from headrace.kernels.index_topk import IndexQuery, all_visible, rescan, scan
 from headrace.models.deepseek_v41.batch import Rows, Segment, Work
 from headrace.models.deepseek_v41.config import Config
@@ -68,7 +68,7 @@ def _select_segment(
     config: Config,
     segment: Segment,
     query: IndexQuery,
-    store: GlobalStore,
+    store: EntryStore,
     pool: Tensor | None,
     work: Work,
 ) -> tuple[Tensor, Tensor]:
