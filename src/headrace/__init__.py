@@ -9,7 +9,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_PUBLIC = {"LLM": "headrace.engine.llm", "SamplingParams": "headrace.engine.sampler"}
+_PUBLIC = {"LLM": "headrace.engine.llm", "SamplingParams": "headrace.engine.sampling.params"}
 
 __all__ = ["LLM", "SamplingParams", "__version__"]
 

@@ -6,7 +6,8 @@ import torch
 
 from headrace.cache.sequence_state import SequenceState, StateShape
 from headrace.engine.request import Result, Running
-from headrace.engine.sampler import SamplingParams
+from headrace.engine.sampling.params import SamplingParams
+from headrace.engine.sampling.state import SamplerState
 from headrace.text.tokenizer import Tokenizer
 from tests.factories import tiny_checkpoint
 
@@ -33,7 +34,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def start(tokenizer: Tokenizer | None, limit: int = 512, **params: object) -> Running:
     state = SequenceState(SHAPE, torch.device("cpu"))
-    return Running.start(PROMPT, SamplingParams(**params), state, tokenizer, eos_token_id=EOS, limit=limit)
+    sampler = SamplerState(SamplingParams(**params), PROMPT, seed=12, eos_token_id=EOS, vocab_size=320)
+    return Running.start(PROMPT, sampler, state, tokenizer, limit=limit)
 
 
 def feed(request: Running, ids: list[int]) -> tuple[list[str], Result]:
@@ -124,9 +126,35 @@ def test_log_probabilities_are_reported_only_if_asked_for(tokenizer: Tokenizer) 
     assert feed(start(tokenizer, max_tokens=1, logprobs=False), [97])[1].logprobs is None
 
 
-def test_a_given_seed_is_kept_and_a_missing_one_drawn() -> None:
-    assert start(None, seed=12).seed == 12
-    assert start(None).seed != start(None).seed
+def test_the_seed_is_reported() -> None:
+    assert feed(start(None, max_tokens=1), [9])[1].seed == 12
+
+
+@pytest.mark.parametrize("token_id", [302, PAD])  # 302 is "he"
+def test_a_stop_id_ends_without_text(tokenizer: Tokenizer, token_id: int) -> None:
+    pieces, result = feed(start(tokenizer, stop_token_ids=[302, PAD]), [*b"ab", token_id])
+    assert pieces == ["a", "b", ""]
+    assert (result.text, result.finish_reason, result.token_ids) == ("ab", "stop", [97, 98, token_id])
+
+
+def test_a_stop_id_ends_where_the_end_token_is_ignored(tokenizer: Tokenizer) -> None:
+    _, result = feed(start(tokenizer, stop_token_ids=[302], ignore_eos=True), [97, EOS, 302])
+    assert (result.text, result.finish_reason) == ("a", "stop")
+
+
+def test_a_stop_id_shows_half_a_character_that_was_held_back(tokenizer: Tokenizer) -> None:
+    pieces, _ = feed(start(tokenizer, stop_token_ids=[302]), [195, 302])
+    assert pieces == ["", "\ufffd"]
+
+
+def test_text_before_the_least_number_of_tokens_ends_nothing(tokenizer: Tokenizer) -> None:
+    """Neither a whole stop string nor its beginning."""
+    _, result = feed(start(tokenizer, stop=("ab",), min_tokens=4), list(b"abxab"))
+    assert (result.text, result.finish_reason) == ("abx", "stop")
+    _, result = feed(start(tokenizer, stop=("ab",), min_tokens=2, max_tokens=3), list(b"xab"))
+    assert (result.text, result.finish_reason) == ("x", "stop")
+    _, result = feed(start(tokenizer, stop=("ab",), min_tokens=3, max_tokens=3), list(b"xab"))
+    assert (result.text, result.finish_reason) == ("xab", "length")
 
 
 def test_positions_count_prompt_and_answer() -> None:

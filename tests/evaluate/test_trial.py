@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.engine.llm import LLM
-from headrace.engine.sampler import SamplingParams
+from headrace.engine.sampling.params import SamplingParams
 from headrace.evaluate.trial import Trial, decoder_reach, judge_trials, plan_trial
 from headrace.models.deepseek_v41.batch import Mode, Span
 from headrace.train.data.packing import IGNORE, next_token_labels
@@ -30,7 +30,7 @@ def trial_of(length: int, runs: tuple[tuple[int, int], ...]) -> Trial:
 def served(mode: Mode, ids: np.ndarray, prompt: int) -> Tensor:
     """Return what `LLM` computes for a prompt, read in chunks, and then for every later token of `ids`."""
     with LLM(subject_folder(), mode=mode, chunk=16) as llm:
-        request = llm._start(ids[:prompt], SamplingParams(max_tokens=1))
+        request = llm._start(ids[:prompt], llm._sampler(ids[:prompt], SamplingParams(max_tokens=1)))
         rows = [llm._prefill(request, None).unsqueeze(0)]
         rows += [
             llm.model.forward([Span(request.state, ids[place : place + 1], 1)]).logits

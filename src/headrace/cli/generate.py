@@ -14,7 +14,7 @@ from headrace.cli.token_ids import read_token_ids
 from headrace.core.errors import UserError
 from headrace.engine.llm import DEFAULT_CHUNK, LLM
 from headrace.engine.request import Result
-from headrace.engine.sampler import SamplingParams
+from headrace.engine.sampling.params import SamplingParams
 
 _MAX_PROMPT_BYTES = 64 << 20
 

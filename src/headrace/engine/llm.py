@@ -15,13 +15,20 @@ import torch
 from headrace.core.chunk_plan import plan_chunks
 from headrace.core.errors import CapacityError, UserError
 from headrace.engine.request import Result, Running
-from headrace.engine.sampler import SamplingParams, log_probability, sample_token
+from headrace.engine.sampling.logprobs import log_probability
+from headrace.engine.sampling.noise import draw_seed
+from headrace.engine.sampling.params import SamplingParams
+from headrace.engine.sampling.pipeline import sample
+from headrace.engine.sampling.state import SamplerState
+from headrace.engine.sampling.structured import Matcher, compile_structured
+from headrace.engine.sampling.vocabulary import GrammarVocabulary
 from headrace.engine.threads import check_threads, choose_threads
 from headrace.models.deepseek_v41.batch import Mode, Span, Work
 from headrace.models.deepseek_v41.load import LoadOptions, load_model
 
 Prompt = str | Sequence[int]
 DEFAULT_CHUNK = 1024
+_NOT_SERVED = ("n", "top_logprobs", "prompt_logprobs", "priority", "deadline_s", "resume", "mode", "cache_salt")
 
 
 @dataclass
@@ -88,6 +95,7 @@ class LLM:
         self.mode = mode
         self._chunk = chunk
         self._counters = _Counters()
+        self._vocabulary: GrammarVocabulary | None = None  # built when the first structure is asked for
         started = time.perf_counter()
         loaded = load_model(path, load, progress)
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
@@ -183,17 +191,18 @@ class LLM:
         many = _as_list(prompts)
         each = _as_params(params, len(many))
         ids = [self.encode(prompt) for prompt in many]
-        return self._run(ids, each, on_prefill)
+        samplers = [self._sampler(prompt, one) for prompt, one in zip(ids, each, strict=True)]
+        return self._run(ids, samplers, on_prefill)
 
     def _run(
         self,
         prompts: list[np.ndarray],
-        params: list[SamplingParams],
+        samplers: list[SamplerState],
         on_prefill: Callable[[int], object] | None,
     ) -> Iterator[Piece]:
         running: dict[int, Running] = {}
-        for index, (ids, one) in enumerate(zip(prompts, params, strict=True)):
-            request = self._start(ids, one)
+        for index, (ids, sampler) in enumerate(zip(prompts, samplers, strict=True)):
+            request = self._start(ids, sampler)
             started = time.perf_counter()
             logits = self._prefill(request, on_prefill)
             piece = self._advance(request, logits, index)
@@ -219,16 +228,37 @@ class LLM:
                     del running[piece.index]
             yield from pieces
 
-    def _start(self, ids: np.ndarray, params: SamplingParams) -> Running:
+    def _sampler(self, ids: np.ndarray, params: SamplingParams) -> SamplerState:
+        """Return the sampling state at the end of a prompt.
+
+        Raises:
+            UserError: the engine does not serve what is asked, an id is not in the vocabulary, a structure is refused.
+        """
+        for name in _NOT_SERVED:
+            if getattr(params, name) != getattr(SamplingParams(), name):
+                raise UserError(f"{name} is {getattr(params, name)!r}; this engine does not serve it yet", param=name)
         config = self.model.config
-        return Running.start(
-            ids,
+        return SamplerState(
             params,
-            self.model.new_state(),
-            self.tokenizer,
+            ids,
+            seed=draw_seed() if params.seed is None else params.seed,
             eos_token_id=config.eos_token_id,
-            limit=config.max_positions,
+            vocab_size=config.vocab_size if self.tokenizer is None else min(config.vocab_size, self.tokenizer.size),
+            matcher=self._matcher(params),
         )
+
+    def _matcher(self, params: SamplingParams) -> Matcher | None:
+        if params.structured is None:
+            return None
+        if self.tokenizer is None:
+            raise UserError("the checkpoint has no tokenizer.json, so no structure can be asked for", "structured")
+        if self._vocabulary is None:
+            self._vocabulary = GrammarVocabulary(self.tokenizer, self.model.config.eos_token_id)
+        return compile_structured(params.structured, self._vocabulary).start()
+
+    def _start(self, ids: np.ndarray, sampler: SamplerState) -> Running:
+        state, limit = self.model.new_state(), self.model.config.max_positions
+        return Running.start(ids, sampler, state, self.tokenizer, limit=limit)
 
     def _prefill(self, request: Running, on_prefill: Callable[[int], object] | None) -> torch.Tensor:
         """Read the prompt and return the logits [V] of its last token."""
@@ -253,7 +283,7 @@ class LLM:
         """Sample one token and take it."""
         if self.tokenizer is not None and self.tokenizer.size < logits_V.shape[0]:
             logits_V = logits_V[: self.tokenizer.size]  # ids without a token are never sampled
-        token_id = sample_token(logits_V, request.params, request.seed, request.position)
+        token_id = sample(logits_V, request.sampler)
         logprob = log_probability(logits_V, token_id) if request.params.logprobs else None
         text = request.accept(token_id, logprob)
         return Piece(index, text, token_id, request.result() if request.finish_reason else None)

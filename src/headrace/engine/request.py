@@ -6,7 +6,8 @@ from typing import Literal
 import numpy as np
 
 from headrace.cache.sequence_state import SequenceState
-from headrace.engine.sampler import SamplingParams, draw_seed
+from headrace.engine.sampling.params import SamplingParams
+from headrace.engine.sampling.state import SamplerState
 from headrace.text.detokenize import Detokenizer
 from headrace.text.stops import StopChecker
 from headrace.text.tokenizer import Tokenizer
@@ -41,13 +42,11 @@ class Running:
     """A request in progress. Owns its sequence state and everything that was generated."""
 
     prompt_ids: np.ndarray
-    params: SamplingParams
+    sampler: SamplerState
     state: SequenceState
-    eos_token_id: int
     limit: int
     detokenizer: Detokenizer | None
     stops: StopChecker | None
-    seed: int
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     text: str = ""
@@ -57,25 +56,28 @@ class Running:
     def start(
         cls,
         prompt_ids: np.ndarray,
-        params: SamplingParams,
+        sampler: SamplerState,
         state: SequenceState,
         tokenizer: Tokenizer | None,
         *,
-        eos_token_id: int,
         limit: int,
     ) -> "Running":
-        """Begin a request; `limit` is the longest sequence the context allows."""
+        """Begin a request; `sampler` stands at the end of the prompt, `limit` is the longest sequence possible."""
+        params = sampler.params
         state.reserve(min(limit, len(prompt_ids) + min(params.max_tokens, _RESERVED_TOKENS)))
         return cls(
             prompt_ids=prompt_ids,
-            params=params,
+            sampler=sampler,
             state=state,
-            eos_token_id=eos_token_id,
             limit=limit,
             detokenizer=Detokenizer(tokenizer, skip_special_tokens=True) if tokenizer else None,
             stops=StopChecker(params.stop) if params.stop else None,
-            seed=draw_seed() if params.seed is None else params.seed,
         )
+
+    @property
+    def params(self) -> SamplingParams:
+        """What the request asked for."""
+        return self.sampler.params
 
     @property
     def position(self) -> int:
@@ -84,25 +86,27 @@ class Running:
 
     def accept(self, token_id: int, logprob: float | None) -> str:
         """Take a generated token and return the text that is now certain."""
+        is_end = self.sampler.accept(token_id)
         self.token_ids.append(token_id)
         if logprob is not None:
             self.logprobs.append(logprob)
-        if token_id == self.eos_token_id and not self.params.ignore_eos:
+        is_full = len(self.token_ids) >= self.params.max_tokens or self.position >= self.limit
+        is_last = is_end or is_full
+        piece = ""
+        if self.detokenizer is not None:
+            piece = "" if token_id in self.sampler.end_ids else self.detokenizer.push(token_id)
+            piece += self.detokenizer.flush() if is_last else ""
+        piece = self._check_stops(piece, is_last=is_last)
+        if is_end:
             self.finish_reason = "stop"
-            piece = self._check_stops(self.detokenizer.flush() if self.detokenizer else "", is_last=True)
-        else:
-            is_full = len(self.token_ids) >= self.params.max_tokens or self.position >= self.limit
-            piece = self.detokenizer.push(token_id) if self.detokenizer else ""
-            if is_full:
-                piece += self.detokenizer.flush() if self.detokenizer else ""
-            piece = self._check_stops(piece, is_last=is_full)
-            if is_full and self.finish_reason is None:
-                self.finish_reason = "length"
+        elif is_full and self.finish_reason is None:
+            self.finish_reason = "length"
         self.text += piece
         return piece
 
     def _check_stops(self, piece: str, *, is_last: bool) -> str:
-        if self.stops is None:
+        # text that came before `min_tokens` ends nothing, not even as the beginning of a stop string
+        if self.stops is None or len(self.token_ids) < self.params.min_tokens:
             return piece
         safe, has_stopped = self.stops.push(piece)
         if has_stopped:
@@ -118,5 +122,5 @@ class Running:
             logprobs=list(self.logprobs) if self.params.logprobs else None,
             finish_reason=self.finish_reason or "length",
             usage=Usage(prompt_tokens=len(self.prompt_ids), completion_tokens=len(self.token_ids)),
-            seed=self.seed,
+            seed=self.sampler.seed,
         )

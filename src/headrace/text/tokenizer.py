@@ -22,6 +22,7 @@ class Tokenizer:
 
     Attributes:
         size: number of token ids, i.e. the highest id + 1.
+        added_ids: ids that the file adds to those of its model, special or not; plain text is possible without them.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -31,9 +32,9 @@ class Tokenizer:
         self._backend = backend
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.size = max(vocabulary.values(), default=-1) + 1
-        self._special = frozenset(
-            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
-        )
+        added = backend.get_added_tokens_decoder()
+        self.added_ids = frozenset(added)
+        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> "Tokenizer":

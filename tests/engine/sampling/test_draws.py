@@ -1,6 +1,4 @@
 import math
-from collections import Counter
-from collections.abc import Iterable
 
 import pytest
 import torch
@@ -8,37 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headrace.core.errors import UserError
-from headrace.engine.sampler import (
-    SamplingParams,
-    draw_seed,
-    exponential_noise,
-    keep_top_p,
-    log_probability,
-    sample_token,
-)
+from headrace.engine.sampling.noise import draw_seed, exponential_noise, fork_seed
+from headrace.engine.sampling.params import SamplingParams
+from headrace.engine.sampling.pipeline import sample
+from headrace.engine.sampling.ranking import keep_top_p
+from tests.engine.sampling.states import chi_square, state_of
 
 LOGITS = torch.tensor([0.3, -1.2, 1.1, 0.0, 2.0, -3.0, 0.9, 1.1])
 SAMPLES = 4000
 FROZEN = [2.5334315, 2.2768512, 0.9916859]  # noise of seed 5 at position 9; other numbers would change old answers
-# chance of a larger value by luck is below 1e-5; the noise is keyed, so a run that passes passes always
-CHI_SQUARE_LIMIT = {1: 19.5, 2: 23.0, 3: 25.9, 4: 28.5, 7: 35.9, 8: 38.0}
+FROZEN_FORKS = [5, 8993857901468905243, 466571101246136885]
 
 
-def chi_square(found: Iterable[int], probabilities: Tensor) -> None:
-    """Check that draws of ids follow the probabilities, where those are not zero, and nothing else comes."""
-    counts, total = Counter(found), 0.0
-    possible = [i for i, p in enumerate(probabilities.tolist()) if p > 0]
-    assert set(counts) <= set(possible)
-    drawn = sum(counts.values())
-    for i in possible:
-        expected = drawn * float(probabilities[i])
-        total += (counts[i] - expected) ** 2 / expected
-    assert total < CHI_SQUARE_LIMIT[len(possible) - 1]
+def sample_token(logits: Tensor, params: SamplingParams, seed: int, position: int) -> int:
+    return sample(logits, state_of(params, seed=seed, position=position))
 
 
 def draws(params: SamplingParams, logits: Tensor = LOGITS, *, seed: int = 7) -> list[int]:
-    return [sample_token(logits, params, seed, position) for position in range(SAMPLES)]
+    state, found = state_of(params, seed=seed), []
+    for state.position in range(SAMPLES):
+        found.append(sample(logits, state))
+    return found
 
 
 # --------------------------------------------------------------------------------------------------------- greedy
@@ -172,38 +160,23 @@ def test_drawn_seeds_are_accepted_and_different() -> None:
         SamplingParams(seed=seed)
 
 
-# ------------------------------------------------------------------------------------------------------- log-probs
+def test_the_first_answer_of_several_keeps_the_seed_and_the_others_have_their_own() -> None:
+    seeds = [fork_seed(seed, index) for seed in (5, 6, 2**63 - 1) for index in range(128)]
+    assert len(set(seeds)) == len(seeds)
+    assert fork_seed(5, 0) == 5
+    for seed in seeds:
+        SamplingParams(seed=seed)
 
 
-def test_log_probability_is_of_the_model_itself() -> None:
-    for token_id in range(8):
-        assert log_probability(LOGITS, token_id) == pytest.approx(
-            math.log(torch.softmax(LOGITS, 0)[token_id]), abs=1e-5
-        )
+def test_seeds_of_several_answers_do_not_change_with_versions() -> None:
+    assert [fork_seed(5, index) for index in range(3)] == FROZEN_FORKS
 
 
-# -------------------------------------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"max_tokens": 0}, "max_tokens is 0; accepted is a whole number from 1"),
-        ({"max_tokens": 2.5}, "max_tokens is 2.5"),
-        ({"max_tokens": True}, "max_tokens is True"),
-        ({"temperature": -0.1}, "temperature is -0.1; accepted is 0 or more"),
-        ({"temperature": math.nan}, "temperature is nan"),
-        ({"temperature": math.inf}, "temperature is inf"),
-        ({"top_p": 0.0}, "top_p is 0.0; accepted is above 0 up to 1"),
-        ({"top_p": 1.01}, "top_p is 1.01"),
-        ({"top_p": math.nan}, "top_p is nan"),
-        ({"seed": -1}, "seed is -1"),
-        ({"seed": 2**63}, "seed is 9223372036854775808"),
-        ({"seed": 1.5}, "seed is 1.5"),
-        ({"stop": ("a", "")}, "a stop string is empty"),
-        ({"stop": "end"}, "stop is the single string 'end'"),
-    ],
-)
-def test_parameters_out_of_range_are_refused(values: dict[str, object], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        SamplingParams(**values)
+def test_answers_of_one_prompt_are_independent() -> None:
+    logits, params = torch.tensor([0.0, 0.5, 1.0]), SamplingParams(temperature=1.0)
+    p = torch.softmax(logits, 0)
+    pairs = []
+    for seed in range(SAMPLES):
+        first = state_of(params, seed=seed, position=5)
+        pairs.append((sample(logits, first.fork(1)), sample(logits, first.fork(2))))
+    chi_square((3 * left + right for left, right in pairs), (p.unsqueeze(1) * p).flatten())
