@@ -73,11 +73,11 @@ def _return(work: Work, entry: Entry) -> WaitReason | None:
 
 
 def _start(work: Work, entry: Entry, match: Matcher) -> WaitReason | None:
+    if _prefix_is_coming(work, entry, entry.waits_for, entry.wait_tokens):
+        return WaitReason.PREFIX
     reason = _lacks_slot(work, entry, Phase.PREFILL)
     if reason is not None:
         return reason
-    if _prefix_is_coming(work, entry, entry.waits_for, entry.wait_tokens):
-        return WaitReason.PREFIX
     found = Match()
     if entry.request.mode == "replay":
         found = match(entry.request, tuple(one.request_id for one in work.admissions))

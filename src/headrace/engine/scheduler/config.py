@@ -28,8 +28,8 @@ class SchedulerConfig:
         host_bytes: host memory for the states and blocks of preempted requests.
         block_tokens: tokens of one block.
         max_partial: prompts that may be in prefill at once.
-        long_rows: most rows of one prompt in a step while another prompt is in prefill too, its last min(W, N) rows
-            apart; None is half of what the budget leaves beside a full set of decode rows.
+        long_rows: most rows of one prompt in a step while another prompt comes after it, its last min(W, N) rows apart;
+            None is half of what the budget leaves beside a full set of decode rows.
         prefill_rows: most prefill rows of a step that also decodes; None sets no limit but the budget.
         patience: steps in a row that a prompt in prefill may go without rows; then it goes first, once.
         headroom_blocks: blocks per running request that a start or a return must leave obtainable.
@@ -78,7 +78,7 @@ class SchedulerConfig:
 
     @property
     def contended_rows(self) -> int:
-        """Most rows of one prompt in a step while another is in prefill too."""
+        """Most rows of one prompt in a step while another comes after it."""
         return max(1, (self.max_rows - self.num_slots) // 2) if self.long_rows is None else self.long_rows
 
     def blocks_for(self, tokens: int) -> int:

@@ -13,8 +13,9 @@ def plan_prefills(work: Work) -> None:
     if work.decodes and config.prefill_rows is not None:
         budget = min(budget, config.prefill_rows)
     entries = work.books.prefilling()
-    limit = config.chunk if len(entries) < 2 else min(config.chunk, config.contended_rows)
-    for entry in sorted(entries, key=lambda entry: (entry.skipped < config.patience, entry.rank)):
+    entries.sort(key=lambda entry: (entry.skipped < config.patience, entry.rank))
+    for entry in entries:
+        limit = config.chunk if entry is entries[-1] else min(config.chunk, config.contended_rows)
         request = entry.request
         left = request.prompt_tokens - entry.computed
         tail = min(config.window, request.prompt_tokens) if request.mode == "replay" else 1

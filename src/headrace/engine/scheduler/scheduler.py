@@ -8,7 +8,7 @@ from headrace.engine.scheduler.books import Books
 from headrace.engine.scheduler.config import SchedulerConfig
 from headrace.engine.scheduler.entry import EndReason, Entry, Phase
 from headrace.engine.scheduler.plan import Pool, StepPlan
-from headrace.engine.scheduler.request import Match, Matcher, OverloadedError, Request, check_request
+from headrace.engine.scheduler.request import Holders, Match, Matcher, OverloadedError, Request, check_request
 from headrace.engine.scheduler.step import plan_step
 
 
@@ -80,6 +80,11 @@ class Scheduler:
     def entry(self, request_id: str) -> Entry | None:
         """Return where a live request stands."""
         return self._books.find(request_id)
+
+    @property
+    def holdings(self) -> dict[Holders, int]:
+        """Blocks counted by their holders, as they are after the last plan; for an audit of the pool."""
+        return dict(self._books.holdings.groups())
 
     @property
     def is_idle(self) -> bool:
