@@ -202,8 +202,8 @@ class PrefixIndex:
         matched = path[-1].end + common
         reason = None
         if matched < chain.num_tokens:
-            diverges = any(len(other.piece.token_ids) > common for other in path[-1].below)
-            reason = Reason.DIVERGES if diverges else Reason.ENDS
+            at_end = not path[-1].below if near is None else common == len(near.piece.token_ids)
+            reason = Reason.ENDS if at_end else Reason.DIVERGES
         target = exact_row(chain.num_tokens, matched, self._window, self._step)
         if target == 0:
             if chain.num_tokens < self._window + self._step and matched:
