@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.core.errors import CapacityError, UserError
-from headrace.engine.scheduler.request import OverloadedError
+from headrace.engine.scheduler.scheduler import OverloadedError
 from tests.engine.scheduler.drive import ask, scheduler, small
 
 

@@ -1,8 +1,12 @@
 """One rule per test: who starts, who is swapped out, who comes back."""
 
+from headrace.engine.scheduler.books import Books
+from headrace.engine.scheduler.entry import Entry, Phase
+from headrace.engine.scheduler.plan import Pool
 from headrace.engine.scheduler.request import Match, Request
-from headrace.engine.scheduler.scheduler import Scheduler
-from tests.engine.scheduler.drive import ask, chunks, decoding, scheduler, started, step, waits
+from headrace.engine.scheduler.scheduler import Scheduler, nothing_cached
+from headrace.engine.scheduler.step import plan_step
+from tests.engine.scheduler.drive import ask, chunks, decoding, scheduler, small, started, step, waits
 
 
 def until_decoding(driven: Scheduler, *names: str) -> None:
@@ -101,6 +105,70 @@ def test_a_new_request_of_higher_priority_starts_before_a_swapped_one_returns() 
     assert (started(plan), waits(plan)) == (["c"], {"b": "blocks"})
 
 
+def test_nothing_starts_in_a_step_with_a_swap() -> None:
+    driven = scheduler(ask("a", 1, 8, 5), ask("b", 2, 8, 5), num_blocks=4)
+    until_decoding(driven, "a", "b")
+    driven.submit(ask("c", 3, 4, 1, priority=1))
+    plan = step(driven)
+    assert [one.request_id for one in plan.preemptions] == ["b"]
+    assert waits(plan) == {"b": "blocks", "c": "blocks"}
+    assert started(step(driven)) == ["c"]
+
+
+def test_only_a_request_of_higher_rank_starts_while_a_running_one_lacks_a_block() -> None:
+    """The new ones need no block that is not there: their prompt is a block that "a" holds."""
+    driven = scheduler(ask("a", 1, 8, 9), ask("b", 2, 8, 5), num_blocks=6, host_bytes=0)
+    until_decoding(driven, "a", "b")
+    held = Match(cached_tokens=4, first_row=0, holders=((frozenset("a"), 1),))
+    driven.submit(ask("c", 3, 4, 1))
+    plan = step(driven, match=lambda *_: held)
+    assert waits(plan) == {"b": "promise", "c": "blocks"}
+    driven.submit(ask("d", 4, 4, 1, priority=1))
+    plan = step(driven, match=lambda *_: held)
+    assert (started(plan), waits(plan)) == (["d"], {"b": "promise", "c": "blocks"})
+
+
+def test_a_swapped_request_returns_past_one_that_only_its_end_makes_room_for() -> None:
+    driven = scheduler(ask("a", 1, 8, 5), ask("b", 2, 8, 5), num_blocks=4, host_bytes=17)
+    until_decoding(driven, "a", "b")
+    assert [(one.request_id, one.blocks) for one in step(driven).preemptions] == [("b", 1)]
+    driven.submit(ask("c", 3, 16, 1, priority=1))
+    while driven.entry("a"):
+        plan = step(driven)
+    assert [(one.request_id, one.blocks) for one in plan.swap_ins] == [("b", 1)]
+    assert waits(plan) == {"c": "blocks", "b": "returned"}
+    while driven.entry("b"):
+        plan = step(driven)
+    assert started(plan) == ["c"]
+
+
+def swapped(name: str, arrival: int) -> Entry:
+    """Return a request of eight tokens that was swapped out while it decoded."""
+    return Entry(
+        request=ask(name, arrival, 8, 9), phase=Phase.SWAPPED, was=Phase.DECODE, computed=8, generated=1, blocks=2,
+        host_blocks=2,
+    )  # fmt: skip
+
+
+def test_a_swapped_request_returns_before_an_older_one_of_its_priority_starts() -> None:
+    """The older one was passed while it waited for a prefix."""
+    older = Entry(request=ask("a", 1, 4, 1))
+    books = Books(small(num_slots=1), queue={"a": older}, started={"b": swapped("b", 2)}, host_used=27)
+    plan, _ = plan_step(books, 0.0, Pool(free=20, evictable=0), nothing_cached)
+    assert [one.request_id for one in plan.swap_ins] == ["b"]
+    assert waits(plan) == {"a": "slots", "b": "returned"}
+
+
+def test_a_swapped_answer_returns_while_as_many_prompts_as_allowed_are_in_prefill() -> None:
+    driven = scheduler(ask("a", 1, 40, 1), max_partial=1)
+    step(driven)
+    books = driven._books
+    books.started["b"] = swapped("b", 2)
+    books.host_used = 27
+    plan, _ = plan_step(books, 0.0, Pool(free=10, evictable=0), nothing_cached)
+    assert [one.request_id for one in plan.swap_ins] == ["b"]
+
+
 def test_a_swapped_request_can_be_cancelled() -> None:
     driven = scheduler(ask("a", 1, 8, 5), ask("b", 2, 8, 5), num_blocks=4)
     until_decoding(driven, "a", "b")
@@ -128,7 +196,7 @@ def test_a_request_waits_for_a_prefix_in_flight_and_lets_others_pass() -> None:
 
 
 def test_a_request_does_not_wait_for_a_prefix_of_a_lower_priority() -> None:
-    driven = scheduler(ask("a", 1, 20, 1))
+    driven = scheduler(ask("a", 1, 20, 1), chunk=4)
     step(driven, match=prefix_of_a)
     driven.submit(ask("b", 2, 20, 1, priority=1))
     assert started(step(driven, match=prefix_of_a)) == ["b"]

@@ -35,6 +35,13 @@ def test_the_first_counts_on_swapping_the_second_as_far_as_host_memory_goes() ->
     assert not everyone_can_end(CONFIG, pair, held, available=0, host_free=999)
 
 
+def test_host_memory_is_used_up_by_the_last_one_first() -> None:
+    three = [running("a", 1, 2, 6), running("b", 2, 1, 1), running("c", 3, 3, 3)]
+    held = Holdings({A: 2, B: 1, frozenset("c"): 3})
+    assert not everyone_can_end(CONFIG, three, held, available=0, host_free=53)
+    assert everyone_can_end(CONFIG, three, held, available=0, host_free=54)
+
+
 def test_blocks_shared_with_one_ahead_are_not_gained_by_a_swap() -> None:
     pair = [running("a", 1, 2, 6), running("b", 2, 3, 4)]
     assert not everyone_can_end(CONFIG, pair, Holdings({AB: 2, B: 1}), available=2, host_free=999)

@@ -16,24 +16,27 @@ def plan_starts(work: Work, match: Matcher) -> None:
     for a prefix lets others pass, and while nothing runs at all the first swapped request returns even past a queued
     one that does not fit, because only its end can make room.
 
-    Nothing starts in a step in which a running request lacked a block or was swapped out.
+    While a running request lacks a block nothing of a later rank starts, and in a step with a swap to host memory
+    nothing starts at all.
     """
     books = work.books
     for child in books.forking.values():
         work.wait(child, WaitReason.PARENT)
-    if work.is_short or work.preemptions:
+    if work.preemptions:
         for entry in _candidates(work):
             work.wait(entry, WaitReason.BLOCKS)
         return
     blocked = False
     for entry in _candidates(work):
-        if blocked:
+        if work.lacking is not None and work.lacking < entry.rank:
+            work.wait(entry, WaitReason.BLOCKS)
+        elif blocked:
             work.wait(entry, WaitReason.TURN)
-            continue
-        reason = _return(work, entry) if entry.phase is Phase.SWAPPED else _start(work, entry, match)
-        if reason is not None:
-            work.wait(entry, reason)
-            blocked = reason is not WaitReason.PREFIX
+        else:
+            reason = _return(work, entry) if entry.phase is Phase.SWAPPED else _start(work, entry, match)
+            if reason is not None:
+                work.wait(entry, reason)
+                blocked = reason is not WaitReason.PREFIX
     swapped = [entry for entry in work.books.in_order() if entry.phase is Phase.SWAPPED]
     if swapped and not work.books.running():
         reason = _return(work, swapped[0])
@@ -119,8 +122,5 @@ def _prefix_is_coming(work: Work, entry: Entry, leader_id: str | None, tokens: i
     """Return whether a request that goes before this one is about to compute the prefix."""
     leader = None if leader_id is None else work.books.started.get(leader_id)
     return (
-        leader is not None
-        and leader.phase is Phase.PREFILL
-        and leader.rank < entry.rank
-        and leader.computed < min(tokens, leader.request.prompt_tokens)
+        leader is not None and leader.rank < entry.rank and leader.computed < min(tokens, leader.request.prompt_tokens)
     )

@@ -18,9 +18,9 @@ def plan_decodes(work: Work) -> None:
             continue  # in prefill, or swapped out a moment ago
         needed = work.books.config.blocks_for(entry.computed + 1) - entry.blocks
         if needed:
-            reason = WaitReason.BLOCKS if work.is_short else _make_room(work, entry, needed)
+            reason = WaitReason.BLOCKS if work.lacking is not None else _make_room(work, entry, needed)
             if reason is not None:
-                work.is_short = True
+                work.lacking = work.lacking or entry.rank
                 work.wait(entry, reason)
                 continue
         _plan_row(work, work.books.started[request_id])

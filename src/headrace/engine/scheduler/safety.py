@@ -56,10 +56,7 @@ def _gained_by_swaps(
     for index in range(len(started) - 1, -1, -1):
         entry = started[index]
         gained[index] = total
-        if not entry.is_running:
-            continue
-        if host_free < config.slot_bytes:
-            host_free = 0  # swaps go strictly from the last one up, so this one stops all others
+        if not entry.is_running or host_free < config.slot_bytes:
             continue
         host_free -= config.slot_bytes
         moved = min(holdings.private(entry.request_id), host_free // config.block_bytes)

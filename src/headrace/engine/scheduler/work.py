@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from headrace.engine.scheduler.books import Books
-from headrace.engine.scheduler.entry import Entry, WaitReason
+from headrace.engine.scheduler.entry import Entry, Rank, WaitReason
 from headrace.engine.scheduler.plan import (
     Admission,
     Allocation,
@@ -20,10 +20,10 @@ from headrace.engine.scheduler.plan import (
 
 @dataclass
 class Work:
-    """What the passes of a step share. `is_short` says that a request could not get a block it needs."""
+    """What the passes of a step share. `lacking` is the rank of the first running request without a block it needs."""
 
     books: Books
-    is_short: bool = False
+    lacking: Rank | None = None
     ended: list[Ended] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
