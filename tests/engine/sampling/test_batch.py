@@ -65,12 +65,12 @@ def test_a_batch_of_none_has_no_tokens() -> None:
 
 def test_seed_and_position_alone_decide_what_is_drawn() -> None:
     """What came before, and how often the state was asked, does not matter."""
-    params, logits = SamplingParams(temperature=1.5), logits_of(1)[0]
+    params, logits = SamplingParams(temperature=1.5), logits_of(12)
     long_answer = state_of(params, prompt=[1, 2], answer=[9, 9, 9], seed=4)
     long_prompt = state_of(params, prompt=[8, 7, 6, 5], answer=[3], seed=4)
     assert long_answer.position == long_prompt.position == 5
-    assert sample(logits, long_answer) == sample(logits, long_prompt)
-    tokens = {sample(logits, state_of(params, seed=seed, position=5)) for seed in range(30)}
+    assert [sample(row, long_answer) for row in logits] == [sample(row, long_prompt) for row in logits]
+    tokens = {sample(logits[0], state_of(params, seed=seed, position=5)) for seed in range(30)}
     assert len(tokens) > 10
 
 

@@ -244,6 +244,10 @@ def test_a_schema_that_cannot_be_written_as_json_is_refused() -> None:
         Structured.json_schema({"enum": [object()]})
 
 
+def test_brackets_beside_each_other_are_not_nested() -> None:
+    assert allowed(start(Structured.regex("(a)[b]" * 150))) == {97}
+
+
 def test_a_schema_may_be_an_object_or_its_text() -> None:
     assert Structured.json_schema('{"type": "null"}') == Structured.json_schema({"type": "null"})
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace import LLM, SamplingParams
+from headrace import LLM, SamplingParams, Structured
 from headrace.core.errors import UserError
 from headrace.engine.request import Result
-from headrace.engine.sampling.spec import Structured
 from tests.factories import tiny_checkpoint, tiny_config
 
 
