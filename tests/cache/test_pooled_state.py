@@ -126,6 +126,30 @@ def test_what_others_may_read_cannot_be_taken_back() -> None:
     assert state.checksum() == plain(tokens_of(125) + [7] * 5).checksum()
 
 
+def test_neither_side_of_a_fork_goes_back_into_what_they_share() -> None:
+    pools = Pools()
+    state = pools.new()
+    forward(state, tokens_of(130))
+    child = fork(state, pools.slots.acquire())
+    for one in (state, child):
+        with pytest.raises(CapacityError, match="accepted are 128 to 130"):
+            one.rollback(127)
+        one.rollback(128)
+
+
+def test_a_swapped_state_comes_back_as_bound_as_it_was() -> None:
+    pools = Pools()
+    state = pools.new()
+    forward(state, tokens_of(150))
+    publish(state, chain_of(tokens_of(150)), pools.index)
+    swapped = swap_out(state, pools.index.held)
+    assert (swapped.num_blocks, swapped.kept) == (3, {})
+    state = swap_in(swapped, pools.slots.acquire(), BlockTable(pools.blocks))
+    assert [pools.blocks.is_sealed(block_id) for block_id in state.table.block_ids] == [True, False, False]
+    with pytest.raises(CapacityError, match="accepted are 150 to 150"):
+        state.rollback(149)
+
+
 def test_states_of_their_own_have_neither_slot_nor_blocks() -> None:
     state = plain([1, 2])
     with pytest.raises(InternalError, match="has no slot"):

@@ -271,6 +271,16 @@ def test_what_a_reader_has_is_not_evicted() -> None:
     assert world.index.clear() == [blocks[1], blocks[0]]
 
 
+def test_what_leads_to_a_block_in_use_is_not_evicted() -> None:
+    world = World()
+    blocks = kept(world, ids=numbered(300, 1))
+    world.pool.retain(blocks[1:2])
+    assert world.index.num_evictable == 1
+    assert world.index.evict(9) == [blocks[2]]
+    assert world.index.num_evictable == 0
+    assert world.index.evict(9) == []
+
+
 def test_a_block_in_two_lineages_is_free_after_the_second() -> None:
     world = World()
     blocks = kept(world, ids=numbered(128, 1))
@@ -332,12 +342,25 @@ def test_a_snapshot_that_a_match_holds_stays_and_counts() -> None:
     match = world.index.match(chain_of(numbered(100, 1)))
     assert match.shelved is not None
     kept(world, ids=numbered(100, 2), has_snapshot=True)
-    assert world.index.shelf.count == 1
-    world.evict(9)
-    assert world.index.shelf.nbytes == BYTES
+    assert (world.index.shelf.count, world.index.shelf.nbytes) == (1, BYTES)
+    assert find(world, numbered(100, 1))
     world.index.release(match)
     kept(world, ids=numbered(100, 2), has_snapshot=True)
     assert (world.index.shelf.count, world.index.shelf.nbytes) == (1, BYTES)
+
+
+def test_a_snapshot_that_is_forgotten_counts_while_a_match_holds_it() -> None:
+    world = World()
+    kept(world, ids=numbered(132, 1), has_snapshot=True)
+    # it is found beside the prompt's way: the match has the block of the first tokens only
+    match = world.index.match(chain_of(np.concatenate([numbered(127, 1), 1000 + numbered(20, 2)])))
+    assert (match.row, match.block_ids, match.partial_tokens) == (126, (), 127)
+    world.evict(9)
+    assert (world.index.shelf.count, world.index.shelf.nbytes) == (0, BYTES)
+    assert match.shelved is not None
+    assert match.shelved.snapshot.num_tokens == 132
+    world.index.release(match)
+    assert world.index.shelf.nbytes == 0
 
 
 def test_a_snapshot_larger_than_the_budget_is_not_kept() -> None:
