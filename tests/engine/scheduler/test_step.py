@@ -173,6 +173,7 @@ def test_a_plan_is_a_pure_function_of_its_arguments() -> None:
     books = Books(small(num_blocks=6))
     for request in (ask("a", 1, 9, 9), ask("b", 2, 9, 2), ask("c", 3, 3, 1, priority=1, children=("d",))):
         books.add(request)
+    books.ending["b"] = EndReason.CANCELLED
     pool, before = Pool(free=6, evictable=0), repr(books.copy().live())
     first, after = plan_step(books, 0.0, pool, nothing_cached)
     second, again = plan_step(books, 0.0, pool, nothing_cached)

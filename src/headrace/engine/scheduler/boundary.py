@@ -23,8 +23,7 @@ def end_requests(work: Work, now: float) -> None:
 
 def _own_reason(entry: Entry, now: float) -> EndReason | None:
     request = entry.request
-    is_read = entry.phase is Phase.DECODE or entry.was is Phase.DECODE
-    if is_read and entry.generated >= request.max_new_tokens:
+    if entry.phase is Phase.DECODE and entry.generated >= request.max_new_tokens:
         return EndReason.LENGTH
     if request.deadline is not None and now >= request.deadline:
         return EndReason.DEADLINE

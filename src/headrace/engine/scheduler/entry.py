@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from headrace.core.errors import InternalError
 from headrace.engine.scheduler.config import SchedulerConfig
@@ -92,7 +93,7 @@ class Entry:
         """Id of the request."""
         return self.request.request_id
 
-    @property
+    @cached_property
     def rank(self) -> Rank:
         """Order of service; a smaller one goes first."""
         return (-self.request.priority, self.request.arrival, self.branch)
