@@ -87,6 +87,26 @@ class Chain:
         while len(self._keys) <= self._length // BLOCK_TOKENS:
             self._keys.append(_next_key(self._keys[-1], self.piece(len(self._keys) - 1)))
 
+    def copy(self) -> "Chain":
+        """Return an independent chain of the same tokens."""
+        other = Chain({})
+        other._ids, other._length, other._keys = self._ids.copy(), self._length, list(self._keys)
+        other._marks = {block: list(marks) for block, marks in self._marks.items()}
+        return other
+
+    def common(self, other: "Chain") -> int:
+        """Return how many first tokens two chains of one namespace have in common."""
+        low, high = 0, min(len(self._keys), len(other.keys)) - 1
+        if self._keys[0] != other.keys[0]:
+            return 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._keys[middle] == other.keys[middle]:
+                low = middle
+            else:
+                high = middle - 1
+        return low * BLOCK_TOKENS + self.piece(low).common(other.piece(low))
+
     def piece(self, block: int, end: int | None = None) -> Piece:
         """Return the tokens of block number `block`, up to token `end` of the sequence."""
         stop = min((block + 1) * BLOCK_TOKENS, self._length if end is None else end)

@@ -12,17 +12,18 @@ from typing import Any
 from headrace.cli.progress import byte_progress
 from headrace.cli.token_ids import read_token_ids
 from headrace.core.errors import UserError
-from headrace.engine.llm import DEFAULT_CHUNK, LLM
-from headrace.engine.request import Result
+from headrace.engine.llm import LLM
+from headrace.engine.result import Result
 from headrace.engine.sampling.params import SamplingParams
 
 _MAX_PROMPT_BYTES = 64 << 20
+_SHORT_PROMPT = 1024  # tokens; longer ones show how far they are read
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add the command's arguments."""
     parser = subparsers.add_parser("generate", help="continue a prompt", description="Continue one prompt.")
-    parser.add_argument("path", type=Path, nargs="?", metavar="PATH", help="a checkpoint folder")
+    parser.add_argument("path", type=Path, nargs="?", metavar="PATH", help="a checkpoint folder (the shipped model)")
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="the text to continue")
     prompt.add_argument("--prompt-file", type=Path, metavar="FILE", help="a UTF-8 file that holds the text")
@@ -58,13 +59,14 @@ def run(args: argparse.Namespace) -> int:
     )
     prompt = _prompt(args)
     with _loading(args.path) as progress:
-        llm = LLM(args.path, mode=args.mode, threads=args.threads, progress=progress)
-    num_tokens = len(llm.encode(prompt))
-    result = _stream(llm, prompt, num_tokens, params, is_quiet=args.json)
-    if args.json:
-        print(json.dumps(_document(llm, result), ensure_ascii=False, indent=2))
-    else:
-        _summary(llm, result)
+        llm = LLM(args.path, mode=args.mode, threads=args.threads, progress=progress, num_slots=1)
+    with llm:
+        num_tokens = len(llm.encode(prompt))
+        result = _stream(llm, prompt, num_tokens, params, is_quiet=args.json)
+        if args.json:
+            print(json.dumps(_document(llm, result), ensure_ascii=False, indent=2))
+        else:
+            _summary(llm, result)
     return 0
 
 
@@ -96,7 +98,7 @@ def _loading(path: Path | None) -> Iterator[Callable[[int], object] | None]:
 @contextmanager
 def _reading(num_tokens: int) -> Iterator[Callable[[int], object] | None]:
     """Show how much of a long prompt has been read, on standard error."""
-    if num_tokens <= DEFAULT_CHUNK:
+    if num_tokens <= _SHORT_PROMPT:
         yield None
         return
     from tqdm import tqdm
@@ -130,9 +132,9 @@ def _document(llm: LLM, result: Result) -> dict[str, Any]:
         "timings": {name: round(value, 6) for name, value in dataclasses.asdict(llm.timings).items()},
         "draft": {"proposed": 0, "accepted": 0, "rounds": 0},
         "seed": result.seed,
-        "numerics": llm.model.numerics.name,
+        "numerics": result.numerics,
         "mode": llm.mode,
-        "work": dataclasses.asdict(llm.work),
+        "work": dataclasses.asdict(result.work),
     }
 
 

@@ -28,3 +28,11 @@ class CapacityError(UserError):
 
 class InternalError(HeadraceError):
     """Report that headrace broke one of its own rules. Exit status 1."""
+
+
+class OverloadedError(CapacityError):
+    """Refuse a request because too many wait already; the same request may be accepted later. Exit status 2."""
+
+
+class EngineError(HeadraceError):
+    """Report that the engine's process ended while a request was in it, or does not start again. Exit status 1."""

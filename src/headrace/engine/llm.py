@@ -1,39 +1,38 @@
-"""`LLM`: load a checkpoint and answer prompts in this process, one or many at once.
+"""`LLM`: prompts in, text out. The front of an engine that runs in a process of its own."""
 
-Prompts are read one after the other in chunks, then all running requests decode together, one token each a step.
-A request's answer does not depend on what runs beside it.
-"""
-
+import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 
-from headrace.core.chunk_plan import plan_chunks
-from headrace.core.errors import CapacityError, UserError
-from headrace.engine.request import Result, Running
-from headrace.engine.sampling.logprobs import log_probability
-from headrace.engine.sampling.noise import draw_seed
+from headrace.core.errors import CapacityError, HeadraceError, UserError
+from headrace.core.shipped import shipped_model
+from headrace.engine.core.events import PrefillEvent, TokenEvent
+from headrace.engine.core.options import EngineOptions
+from headrace.engine.process.client import EngineClient
+from headrace.engine.process.messages import Setup
+from headrace.engine.prompt import Prompt, as_params, as_prompts, check_ids
+from headrace.engine.result import Piece, Result
 from headrace.engine.sampling.params import SamplingParams
-from headrace.engine.sampling.pipeline import sample
-from headrace.engine.sampling.state import SamplerState
-from headrace.engine.sampling.structured import Matcher, compile_structured
-from headrace.engine.sampling.vocabulary import GrammarVocabulary
-from headrace.engine.threads import check_threads, choose_threads
-from headrace.models.deepseek_v41.batch import Mode, Span, Work
-from headrace.models.deepseek_v41.load import LoadOptions, load_model
+from headrace.engine.sampling.seed import draw_seed
+from headrace.engine.submission import Submission
+from headrace.models.deepseek_v41.config import load_config
+from headrace.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
-DEFAULT_CHUNK = 1024
-_NOT_SERVED = ("n", "top_logprobs", "prompt_logprobs", "priority", "deadline_s", "resume", "mode", "cache_salt")
+if TYPE_CHECKING:
+    from headrace.engine.core.trace import StepTrace
+    from headrace.models.deepseek_v41.load import LoadOptions
 
 
 @dataclass
 class Timings:
-    """Seconds spent, summed over requests; `ttft_s` is the time to the first token of the newest request."""
+    """Seconds, of all requests so far; `ttft_s` is the time to the first token of the newest finished request."""
 
     load_s: float = 0.0
     image_s: float = 0.0
@@ -42,75 +41,38 @@ class Timings:
     ttft_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class Piece:
-    """New text of prompt `index` in a batch; `result` comes with its last piece."""
-
-    index: int
-    text: str
-    token_id: int
-    result: Result | None = None
-
-
-@dataclass
-class _Counters:
-    timings: Timings = field(default_factory=Timings)
-    work: Work = field(default_factory=Work)
-
-
 class LLM:
-    """A loaded model that answers prompts. Owns the model; every call owns its sequences."""
+    """A model that answers prompts, from any number of threads at once. Owns the engine's process."""
 
     def __init__(
         self,
         path: str | Path | None = None,
         *,
-        mode: Mode = "replay",
-        chunk: int = DEFAULT_CHUNK,
-        threads: int | None = None,
-        load: LoadOptions | None = None,
+        load: "LoadOptions | None" = None,
         progress: Callable[[int], object] | None = None,
+        **options: Any,
     ) -> None:
         """Load a checkpoint folder.
 
         Args:
-            path: the folder; None is the model that ships with the package, once there is one.
-            mode: "replay" runs the decoder on the last window of a prompt only, "full" on all of it.
-            chunk: prompt tokens per forward pass; changes time and memory, never the answer.
-            threads: PyTorch threads; None chooses.
+            path: the folder; None is headrace-nano, the model that ships with the package.
             load: what to load and where.
             progress: called with bytes read while loading.
+            options: fields of `EngineOptions`: `mode`, `resume`, `chunk`, `threads`, `num_slots`, `max_memory` and more.
 
         Raises:
             UserError: an option or the checkpoint is refused.
         """
-        if path is None:
-            raise UserError("no model ships with this version, so a path is needed: a checkpoint folder", param="path")
-        if mode not in {"replay", "full"}:
-            raise UserError(f"mode is {mode!r}; accepted are 'replay' and 'full'", param="mode")
-        if chunk < 1:
-            raise UserError(f"a chunk of {chunk} tokens is not possible; accepted is 1 or more", param="chunk")
-        if threads is not None:
-            check_threads(threads)
-        self.mode = mode
-        self._chunk = chunk
-        self._counters = _Counters()
-        self._vocabulary: GrammarVocabulary | None = None  # built when the first structure is asked for
+        self.options = _options(options)
+        folder = shipped_model() if path is None else Path(path)
+        self.config = load_config(folder)
+        file = folder / "tokenizer.json"
+        self.tokenizer = Tokenizer.from_file(file) if file.exists() else None
+        self.timings = Timings()
+        self._lock = threading.Lock()
         started = time.perf_counter()
-        loaded = load_model(path, load, progress)
-        self.model, self.tokenizer = loaded.model, loaded.tokenizer
-        self._threads = choose_threads(self.model.config.hidden_size, threads)
+        self._client: EngineClient | None = EngineClient(Setup(path=folder, options=self.options, load=load), progress)
         self.timings.load_s = time.perf_counter() - started
-
-    @property
-    def timings(self) -> Timings:
-        """Time spent so far."""
-        return self._counters.timings
-
-    @property
-    def work(self) -> Work:
-        """What was computed so far."""
-        return self._counters.work
 
     def __enter__(self) -> "LLM":
         return self
@@ -119,8 +81,47 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Let go of the weights; the object cannot be used after."""
-        self.__dict__.pop("model", None)
+        """End the engine; the object cannot be used after."""
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    @property
+    def mode(self) -> Literal["full", "replay"]:
+        """How prompts are read where a request does not say."""
+        return self.options.mode
+
+    @property
+    def numerics(self) -> str:
+        """Name of the numerics; answers are the same bits only for the same name."""
+        return self._engine.ready.numerics
+
+    @property
+    def memory_plan(self) -> dict[str, int]:
+        """Bytes of the engine's process by purpose, `total` included, as stated before it started."""
+        return dict(self._engine.ready.memory)
+
+    def status(self) -> dict[str, int]:
+        """Return counts of blocks, requests and bytes of the running engine."""
+        return dict(self._engine.query("status"))
+
+    def traces(self) -> "list[StepTrace]":
+        """Return what the newest steps did, oldest first."""
+        return list(self._engine.query("traces"))
+
+    def audit(self) -> None:
+        """Check the engine's books against its pools.
+
+        Raises:
+            HeadraceError: a block or slot is not as the books say.
+        """
+        problem = self._engine.query("audit")
+        if problem is not None:
+            raise HeadraceError(problem)
+
+    def clear_cache(self) -> None:
+        """Forget every cached prompt."""
+        self._engine.query("clear")
 
     def encode(self, prompt: Prompt) -> np.ndarray:
         """Return a prompt's token ids, [N] int64; text gets the beginning-of-sequence token in front.
@@ -129,7 +130,7 @@ class LLM:
             UserError: the prompt is empty, has ids outside the vocabulary, or is text without a tokenizer.
             CapacityError: it is longer than the context.
         """
-        config = self.model.config
+        config = self.config
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise UserError("the checkpoint has no tokenizer.json, so only token ids are accepted", param="prompt")
@@ -137,22 +138,13 @@ class LLM:
             if ids[:1] != [config.bos_token_id]:
                 ids = [config.bos_token_id, *ids]
         else:
-            ids = list(prompt)
-            for index, token_id in enumerate(ids):
-                if isinstance(token_id, bool) or not isinstance(token_id, int | np.integer):
-                    raise UserError(f"token id {token_id!r} at index {index} is not a whole number", param="prompt")
-                if not 0 <= token_id < config.vocab_size:
-                    raise UserError(
-                        f"token id {token_id} at index {index} is not in the vocabulary; "
-                        f"accepted are 0 to {config.vocab_size - 1}",
-                        param="prompt",
-                    )
+            ids = check_ids(prompt, config.vocab_size)
         if not ids:
             raise UserError("the prompt is empty; at least one token is needed", param="prompt")
-        if len(ids) > config.max_positions:
+        limit = self._engine.ready.max_context
+        if len(ids) > limit:
             raise CapacityError(
-                f"the prompt has {len(ids)} tokens; the model's context is {config.max_positions} tokens",
-                param="prompt",
+                f"the prompt has {len(ids)} tokens; the model's context is {limit} tokens", param="prompt"
             )
         return np.asarray(ids, dtype=np.int64)
 
@@ -167,12 +159,13 @@ class LLM:
 
         Raises:
             UserError: a prompt or parameter is refused.
+            EngineError: the engine's process ended meanwhile; it is started again for later calls.
         """
-        results: dict[int, Result] = {}
+        results: dict[int, dict[int, Result]] = {}
         for piece in self.stream(prompts, params):
             if piece.result is not None:
-                results[piece.index] = piece.result
-        return [results[index] for index in sorted(results)]
+                results.setdefault(piece.index, {})[piece.choice] = piece.result
+        return [_joined(results[index]) for index in sorted(results)]
 
     def stream(
         self,
@@ -181,140 +174,89 @@ class LLM:
         *,
         on_prefill: Callable[[int], object] | None = None,
     ) -> Iterator[Piece]:
-        """Answer prompts and yield text as it becomes certain.
+        """Answer prompts and yield text as it becomes certain. Closing the iterator cancels what still runs.
 
         Args:
             prompts: as in `generate`.
             params: as in `generate`.
             on_prefill: called with the number of prompt tokens read since its last call.
-        """
-        many = _as_list(prompts)
-        each = _as_params(params, len(many))
-        ids = [self.encode(prompt) for prompt in many]
-        samplers = [self._sampler(prompt, one) for prompt, one in zip(ids, each, strict=True)]
-        return self._run(ids, samplers, on_prefill)
-
-    def _run(
-        self,
-        prompts: list[np.ndarray],
-        samplers: list[SamplerState],
-        on_prefill: Callable[[int], object] | None,
-    ) -> Iterator[Piece]:
-        running: dict[int, Running] = {}
-        for index, (ids, sampler) in enumerate(zip(prompts, samplers, strict=True)):
-            request = self._start(ids, sampler)
-            started = time.perf_counter()
-            logits = self._prefill(request, on_prefill)
-            piece = self._advance(request, logits, index)
-            self.timings.ttft_s = time.perf_counter() - started
-            if piece.result is None:
-                running[index] = request
-            yield piece
-        while running:
-            started = time.perf_counter()
-            self._use_threads(self._threads.decode)
-            spans = [
-                Span(request.state, np.array(request.token_ids[-1:], dtype=np.int64), decoder_rows=1)
-                for request in running.values()
-            ]
-            logits = self.model.forward(spans, work=self.work).logits
-            pieces = [
-                self._advance(request, row, index)
-                for (index, request), row in zip(running.items(), logits, strict=True)
-            ]
-            self.timings.decode_s += time.perf_counter() - started
-            for piece in pieces:
-                if piece.result is not None:
-                    del running[piece.index]
-            yield from pieces
-
-    def _sampler(self, ids: np.ndarray, params: SamplingParams) -> SamplerState:
-        """Return the sampling state at the end of a prompt.
 
         Raises:
-            UserError: the engine does not serve what is asked, an id is not in the vocabulary, a structure is refused.
+            UserError: a prompt or parameter is refused, before anything runs.
         """
-        for name in _NOT_SERVED:
-            if getattr(params, name) != getattr(SamplingParams(), name):
-                raise UserError(f"{name} is {getattr(params, name)!r}; this engine does not serve it yet", param=name)
-        config = self.model.config
-        return SamplerState(
-            params,
-            ids,
-            seed=draw_seed() if params.seed is None else params.seed,
-            eos_token_id=config.eos_token_id,
-            vocab_size=config.vocab_size if self.tokenizer is None else min(config.vocab_size, self.tokenizer.size),
-            matcher=self._matcher(params),
-        )
+        many = as_prompts(prompts)
+        each = as_params(params, len(many))
+        requests = [self._submission(self.encode(prompt), one) for prompt, one in zip(many, each, strict=True)]
+        return self._run(requests, on_prefill)
 
-    def _matcher(self, params: SamplingParams) -> Matcher | None:
-        if params.structured is None:
-            return None
-        if self.tokenizer is None:
+    def _submission(self, ids: np.ndarray, params: SamplingParams) -> Submission:
+        size = self.config.vocab_size if self.tokenizer is None else min(self.config.vocab_size, self.tokenizer.size)
+        check_ids([token_id for token_id, _ in params.bias_pairs], size, "logit_bias")
+        check_ids(list(params.stop_token_ids), size, "stop_token_ids")
+        if params.structured is not None and self.tokenizer is None:
             raise UserError("the checkpoint has no tokenizer.json, so no structure can be asked for", "structured")
-        if self._vocabulary is None:
-            self._vocabulary = GrammarVocabulary(self.tokenizer, self.model.config.eos_token_id)
-        return compile_structured(params.structured, self._vocabulary).start()
-
-    def _start(self, ids: np.ndarray, sampler: SamplerState) -> Running:
-        state, limit = self.model.new_state(), self.model.config.max_positions
-        return Running.start(ids, sampler, state, self.tokenizer, limit=limit)
-
-    def _prefill(self, request: Running, on_prefill: Callable[[int], object] | None) -> torch.Tensor:
-        """Read the prompt and return the logits [V] of its last token."""
-        started = time.perf_counter()
-        self._use_threads(self._threads.prefill)
-        ids, window = request.prompt_ids, self.model.config.window
-        is_replay = self.mode == "replay"
-        sizes = plan_chunks(len(ids), self._chunk, window if is_replay else 1)
-        low, logits = 0, torch.empty(0)
-        for place, size in enumerate(sizes):
-            is_last = place == len(sizes) - 1
-            decoder_rows = size if not is_replay else min(window, len(ids)) if is_last else 0
-            span = Span(request.state, ids[low : low + size], decoder_rows, is_replay=is_replay and is_last)
-            logits = self.model.forward([span], work=self.work).logits
-            low += size
-            if on_prefill is not None:
-                on_prefill(size)
-        self.timings.prefill_s += time.perf_counter() - started
-        return logits[-1]
-
-    def _advance(self, request: Running, logits_V: torch.Tensor, index: int) -> Piece:
-        """Sample one token and take it."""
-        if self.tokenizer is not None and self.tokenizer.size < logits_V.shape[0]:
-            logits_V = logits_V[: self.tokenizer.size]  # ids without a token are never sampled
-        token_id = sample(logits_V, request.sampler)
-        logprob = log_probability(logits_V, token_id) if request.params.logprobs else None
-        text = request.accept(token_id, logprob)
-        return Piece(index, text, token_id, request.result() if request.finish_reason else None)
-
-    def _use_threads(self, count: int) -> None:
-        if torch.get_num_threads() != count:
-            torch.set_num_threads(count)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    many: list[Prompt] = []
-    ids: list[int] = []
-    for item in prompts:
-        if isinstance(item, int | np.integer):
-            ids.append(int(item))
-        else:
-            many.append(item)
-    if ids and many:
-        raise UserError(
-            "the prompts mix token ids and whole prompts; one list of ids, or a list of prompts, is accepted"
+        seed = draw_seed() if params.seed is None else params.seed
+        return Submission(
+            request_id=uuid.uuid4().hex, prompt_ids=ids, params=params, seed=seed, submitted=time.monotonic()
         )
-    if not ids and not many:
-        raise UserError("no prompt was given; text or at least one token id is needed", param="prompts")
-    return [ids] if ids else many
+
+    def _run(self, requests: list[Submission], on_prefill: Callable[[int], object] | None) -> Iterator[Piece]:
+        told: SimpleQueue[tuple[int, TokenEvent | PrefillEvent | HeadraceError]] = SimpleQueue()
+        client = self._engine
+        for index, request in enumerate(requests):
+            client.submit(request, lambda event, index=index: told.put((index, event)))  # type: ignore[misc]
+        left = {request.request_id: request.params.n for request in requests}
+        read = dict.fromkeys(range(len(requests)), 0)
+        try:
+            while left:
+                index, event = told.get()
+                if isinstance(event, HeadraceError):
+                    left.pop(requests[index].request_id, None)
+                    raise event
+                if isinstance(event, PrefillEvent):
+                    self._tell_prefill(on_prefill, read, index, event.tokens)
+                    continue
+                self._tell_prefill(on_prefill, read, index, len(requests[index].prompt_ids))
+                if event.result is not None:
+                    self._add(event.result)
+                    left[event.request_id] -= 1
+                    if not left[event.request_id]:
+                        del left[event.request_id]
+                yield Piece(
+                    index=index, text=event.text, token_id=event.token_id, result=event.result, choice=event.choice
+                )
+        finally:
+            for request_id in left:
+                client.cancel(request_id)
+
+    def _tell_prefill(
+        self, on_prefill: Callable[[int], object] | None, read: dict[int, int], index: int, tokens: int
+    ) -> None:
+        if on_prefill is not None and tokens > read[index]:
+            on_prefill(tokens - read[index])
+            read[index] = tokens
+
+    def _add(self, result: Result) -> None:
+        with self._lock:
+            self.timings.prefill_s += result.timings.prefill_s
+            self.timings.decode_s += result.timings.decode_s
+            self.timings.ttft_s = result.timings.ttft_s
+
+    @property
+    def _engine(self) -> EngineClient:
+        if self._client is None:
+            raise UserError("this LLM was closed; a new one is needed")
+        return self._client
 
 
-def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise UserError(f"{len(params)} sampling parameters were given for {count} prompts", param="params")
-    return list(params)
+def _options(options: dict[str, Any]) -> EngineOptions:
+    known = EngineOptions.__dataclass_fields__
+    for name in options:
+        if name not in known:
+            raise UserError(f"option {name!r} is unknown; accepted are {', '.join(known)}", param=name)
+    return EngineOptions(**options)
+
+
+def _joined(choices: dict[int, Result]) -> Result:
+    first, *others = (choices[choice] for choice in sorted(choices))
+    return replace(first, alternatives=tuple(others)) if others else first

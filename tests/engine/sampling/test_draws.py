@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headrace.engine.sampling.noise import draw_seed, exponential_noise, fork_seed
+from headrace.engine.sampling.noise import exponential_noise
+from headrace.engine.sampling.seed import draw_seed, fork_seed
 from headrace.engine.sampling.params import SamplingParams
 from headrace.engine.sampling.pipeline import sample
 from headrace.engine.sampling.ranking import keep_top_p

@@ -4,7 +4,6 @@ Every row alone, with the same arithmetic for prompts and answers.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,24 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.core.errors import InternalError
+from headrace.engine.result import TokenLogprob
 from headrace.engine.sampling.ranking import largest_ids
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenLogprob:
-    """How probable a token was.
-
-    Attributes:
-        token_id: the token that stands there.
-        logprob: its natural log-probability.
-        rank: 1 for the most probable token, and so on; ties to the lower id.
-        top: (token id, log-probability) of the most probable tokens, best first; the token itself may be among them.
-    """
-
-    token_id: int
-    logprob: float
-    rank: int
-    top: tuple[tuple[int, float], ...] = ()
 
 
 def token_logprob(logits_V: Tensor, token_id: int, num_top: int = 0) -> TokenLogprob:

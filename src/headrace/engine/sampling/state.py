@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.core.errors import InternalError, UserError
-from headrace.engine.sampling.noise import fork_seed
 from headrace.engine.sampling.params import SamplingParams
+from headrace.engine.sampling.seed import fork_seed
 from headrace.engine.sampling.structured import Matcher
 
 _FIRST_ROOM = 64

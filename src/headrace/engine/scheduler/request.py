@@ -11,10 +11,6 @@ Mode = Literal["replay", "full"]
 Holders = frozenset[str]
 
 
-class OverloadedError(CapacityError):
-    """Refuse a request because too many wait already; the same request may be accepted later."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """One request as it is submitted.

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.core.errors import UserError
+from headrace.core.errors import OverloadedError, UserError
 from headrace.engine.scheduler.books import Books
 from headrace.engine.scheduler.config import SchedulerConfig
 from headrace.engine.scheduler.entry import EndReason, Entry, Phase
 from headrace.engine.scheduler.plan import Pool, StepPlan
-from headrace.engine.scheduler.request import Holders, Match, Matcher, OverloadedError, Request, check_request
+from headrace.engine.scheduler.request import Holders, Match, Matcher, Request, check_request
 from headrace.engine.scheduler.step import plan_step
 
 

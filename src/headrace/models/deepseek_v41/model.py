@@ -112,6 +112,14 @@ class DeepseekV41:
             lookback=self.addressing.lookback if self.addressing else 0,
         )
 
+    @property
+    def ngram_bytes_per_token(self) -> int:
+        """Bytes that a token reads from all n-gram tables together, as stored."""
+        if self.addressing is None:
+            return 0
+        tables = [layer.ngram.table for layer in self.parameters.layers if layer.ngram is not None]
+        return sum(self.addressing.columns * (table.head_dim + table.head_dim // 32) for table in tables)
+
     def new_state(self) -> SequenceState:
         """Return the state of a sequence without tokens, with buffers of its own."""
         return SequenceState(self.state_shape, self.device)

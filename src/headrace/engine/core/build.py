@@ -1,0 +1,67 @@
+"""Opens a checkpoint and sets an engine up on it: load, measure, plan, allocate."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from headrace.engine.core.core import EngineCore, scheduler_config
+from headrace.engine.core.memory_plan import Measured, measure_scratch, plan_memory, resident_bytes
+from headrace.engine.core.options import EngineOptions
+from headrace.engine.threads import Threads, choose_threads
+from headrace.models.deepseek_v41.batch import Span
+from headrace.models.deepseek_v41.load import LoadOptions, load_model
+from headrace.models.deepseek_v41.model import DeepseekV41
+
+_FORMAT = "1"  # of what the prefix cache holds
+_TRIAL_ROWS = 256
+
+
+def build_core(
+    path: Path, options: EngineOptions, load: LoadOptions | None, progress: Callable[[int], object] | None
+) -> EngineCore:
+    """Load a checkpoint folder and return an engine that can take requests.
+
+    Raises:
+        UserError: the checkpoint or an option is refused.
+        CapacityError: the memory limit leaves no room for one sequence.
+    """
+    before = resident_bytes()
+    loaded = load_model(path, load, progress)
+    model, config = loaded.model, loaded.model.config
+    threads = choose_threads(config.hidden_size, options.threads)
+    files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    max_context = min(options.max_context or config.max_positions, config.max_positions)
+    weights = max(files, resident_bytes() - before)
+    measured = Measured(process=before, weights=weights, scratch=_scratch(model, options, threads, max_context))
+    plan = plan_memory(model.state_shape, options, max_context, measured)
+    return EngineCore(model, loaded.tokenizer, options, plan, threads=threads, namespace=fingerprint(path))
+
+
+def fingerprint(path: Path) -> Mapping[str, str]:
+    """Return what tells one checkpoint from another without reading its weights: configuration, file names and sizes."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update((path / "config.json").read_bytes())
+    for file in sorted([*path.glob("*.safetensors"), *path.glob("*.index.json"), *path.glob("tokenizer.json")]):
+        digest.update(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}".encode())
+    return {"weights": digest.hexdigest(), "format": _FORMAT}
+
+
+def _scratch(model: DeepseekV41, options: EngineOptions, threads: Threads, max_context: int) -> int:
+    """Measure what a step's rows need, on a few of them."""
+    config = model.config
+    blocks = plan_memory(model.state_shape, _unlimited(options), max_context, Measured(process=0, weights=0, scratch=0))
+    rows = scheduler_config(options, blocks, config.window, max_context).max_rows
+    trial = min(_TRIAL_ROWS, rows, max_context)
+    ids = np.full(trial, config.bos_token_id, dtype=np.int64)
+    torch.set_num_threads(threads.prefill)
+    needed = measure_scratch(lambda: model.forward([Span(model.new_state(), ids, trial)]))
+    return needed * -(-rows // trial)
+
+
+def _unlimited(options: EngineOptions) -> EngineOptions:
+    return EngineOptions(
+        chunk=options.chunk, max_rows=options.max_rows, num_slots=options.num_slots, cache_tokens=1, host_bytes=0
+    )

@@ -1,0 +1,392 @@
+"""`EngineCore`: plans a step, carries it out, samples, and tells what became certain."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import torch
+from torch import Tensor
+
+from headrace.core.errors import HeadraceError, UserError
+from headrace.engine.answer import Answer
+from headrace.engine.core.account import Accountant
+from headrace.engine.core.events import ErrorEvent, Event, PrefillEvent, TokenEvent
+from headrace.engine.core.holdings import Holdings
+from headrace.engine.core.memory_plan import MemoryPlan
+from headrace.engine.core.options import EngineOptions
+from headrace.engine.core.prefix_cache import PrefixCache
+from headrace.engine.core.sequence import Sequence
+from headrace.engine.core.step_rows import StepRows, lay_out, run
+from headrace.engine.core.trace import StepTrace, TraceLog
+from headrace.engine.result import FinishReason, Result
+from headrace.engine.sampling.pipeline import RowError, sample_batch
+from headrace.engine.sampling.state import SamplerState
+from headrace.engine.sampling.structured import Matcher, compile_structured
+from headrace.engine.sampling.vocabulary import GrammarVocabulary
+from headrace.engine.scheduler.config import SchedulerConfig
+from headrace.engine.scheduler.entry import EndReason
+from headrace.engine.scheduler.plan import Fork, StepPlan
+from headrace.engine.scheduler.request import Match, Request, count_holders
+from headrace.engine.scheduler.scheduler import Scheduler
+from headrace.engine.submission import Submission
+from headrace.engine.threads import Threads
+from headrace.models.deepseek_v41.model import DeepseekV41
+from headrace.text.tokenizer import Tokenizer
+
+_REASONS: Mapping[EndReason, FinishReason] = {
+    EndReason.STOP: "stop",
+    EndReason.LENGTH: "length",
+    EndReason.CANCELLED: "cancelled",
+    EndReason.DEADLINE: "deadline",
+}
+
+
+class EngineCore:
+    """Serves many requests with one model. Owns the model's use, the pools, the queue; one thread calls it."""
+
+    def __init__(
+        self,
+        model: DeepseekV41,
+        tokenizer: Tokenizer | None,
+        options: EngineOptions,
+        plan: MemoryPlan,
+        *,
+        threads: Threads,
+        namespace: Mapping[str, str],
+    ) -> None:
+        self.model, self.tokenizer, self.options, self.memory = model, tokenizer, options, plan
+        config = model.config
+        self.max_context = min(options.max_context or config.max_positions, config.max_positions)
+        self._threads = threads
+        shape = model.state_shape
+        self._holdings = Holdings(shape, plan, options.num_slots, model.device, audited=options.is_audited)
+        self.cache = PrefixCache(
+            self._holdings.blocks,
+            plan.snapshots,
+            {**namespace, "numerics": model.numerics.name},
+            model.addressing,
+            every=options.snapshot_every,
+            is_on=options.has_prefix_cache,
+        )
+        self._scheduler = Scheduler(scheduler_config(options, plan, config.window, self.max_context))
+        self._accountant = Accountant(config, shape, model.ngram_bytes_per_token)
+        self._vocab_size = config.vocab_size if tokenizer is None else min(config.vocab_size, tokenizer.size)
+        self._vocabulary: GrammarVocabulary | None = None
+        self._sequences: dict[str, Sequence] = {}
+        self._results: dict[str, dict[int, Result]] = {}
+        self.traces = TraceLog(options.trace_steps, options.trace_file)
+        self._began = time.monotonic()
+        self._steps = self._arrivals = 0
+
+    # ---------------------------------------------------------------------------------------------------- requests
+
+    def submit(self, submission: Submission) -> None:
+        """Take a request.
+
+        Raises:
+            UserError: something in it is refused, or it can never fit (CapacityError), or too many wait.
+        """
+        params, name = submission.params, submission.request_id
+        mode = params.mode or ("full" if params.num_prompt_alternatives is not None else self.options.mode)
+        answer = Answer(submission.prompt_ids, self._sampler(submission), self.tokenizer, self.max_context)
+        room = self.max_context - len(submission.prompt_ids)
+        self._arrivals += 1
+        self._scheduler.submit(
+            Request(
+                request_id=choice_id(name, 0),
+                arrival=self._arrivals,
+                prompt_tokens=len(submission.prompt_ids),
+                max_new_tokens=max(1, min(params.max_tokens, room)),
+                priority=params.priority,
+                deadline=submission.deadline,
+                mode=mode,
+                children=tuple(choice_id(name, index) for index in range(1, params.n)),
+            )
+        )
+        chain = self.cache.chain(submission.prompt_ids, params.cache_salt)
+        for index in range(params.n):
+            self._sequences[choice_id(name, index)] = Sequence(
+                submission=submission,
+                request_id=choice_id(name, index),
+                choice=index,
+                answer=answer if index == 0 else answer.fork(index),
+                chain=chain,
+                mode=mode,
+                can_replay=(params.resume or self.options.resume) == "replay",
+            )
+        self._results[name] = {}
+
+    def cancel(self, request_id: str) -> None:
+        """End a request, with all its answers, at the next step boundary; unknown ones are ended already."""
+        for sequence in [one for one in self._sequences.values() if one.submission.request_id == request_id]:
+            self._scheduler.cancel(sequence.request_id)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is to be done."""
+        return self._scheduler.is_idle
+
+    def close(self) -> None:
+        """Let go of the trace file."""
+        self.traces.close()
+
+    def audit(self) -> None:
+        """Check every book against the pools.
+
+        Raises:
+            InternalError: the first block or slot that is not free or held as the books say.
+        """
+        self._holdings.audit(self._sequences.values(), self.cache)
+
+    def clear_cache(self) -> None:
+        """Forget every cached prompt."""
+        self.cache.index.clear()
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that nobody refers to."""
+        return self._holdings.blocks.num_free
+
+    @property
+    def cached_blocks(self) -> int:
+        """Blocks that the prefix cache refers to."""
+        return len(set(self.cache.index.block_ids))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Requests per phase, and bytes of host memory in use."""
+        return asdict(self._scheduler.counts)
+
+    # --------------------------------------------------------------------------------------------------------- a step
+
+    def step(self) -> list[Event]:
+        """Do one step and return what became certain.
+
+        Raises:
+            InternalError: a rule of the engine was broken; it cannot go on.
+        """
+        began = time.monotonic()
+        plan = self._scheduler.plan(began, self._holdings.pool(self.cache), self._match)
+        events = self._end(plan)
+        self._carry_out(plan, began)
+        rows = lay_out(plan, self._sequences, self._accountant, self.model.config.window)
+        if rows.spans:
+            self._use_threads(self._threads.prefill if rows.has_prefill else self._threads.decode)
+            events += self._run(plan, rows)
+        if self.options.is_audited:
+            self.audit()
+        self._steps += 1
+        if self.traces.is_on:
+            self.traces.add(self._trace(plan, rows, began))
+        return events
+
+    def _match(self, request: Request, starting: tuple[str, ...]) -> Match:
+        sequence = self._sequences[request.request_id]
+        found = self.cache.look_up(sequence)
+        tables = {one.request_id: one.block_ids for one in self._sequences.values() if one is not sequence}
+        tables |= {name: list(self.cache.matched_blocks(name)) for name in starting}
+        leader, tokens = self._leader(sequence, found.row)
+        return Match(
+            cached_tokens=found.num_tokens,
+            first_row=found.row,
+            holders=count_holders(found.block_ids, tables),
+            waits_for=leader,
+            wait_tokens=tokens,
+        )
+
+    def _leader(self, sequence: Sequence, row: int) -> tuple[str | None, int]:
+        """Return a request in prefill that is about to make much more of this prompt's beginning reusable."""
+        best, most = None, row + self.model.config.window
+        if not self.options.has_prefix_cache or sequence.mode == "full":
+            return None, 0
+        for other in self._sequences.values():
+            state = other.state
+            if state is None or other.choice or state.length >= other.num_prompt or other is sequence:
+                continue
+            common = other.chain.common(sequence.chain)
+            if common > max(most, state.length):
+                best, most = other, common
+        return (None, 0) if best is None else (best.request_id, most)
+
+    def _end(self, plan: StepPlan) -> list[Event]:
+        """Let go of what is over; what ended from outside is told now."""
+        events: list[Event] = []
+        for ended in plan.ended:
+            sequence = self._sequences.pop(ended.request_id)
+            if not sequence.is_over and ended.reason in _REASONS:
+                text = sequence.answer.end(_REASONS[ended.reason])
+                events += self._over(sequence, None, text)
+            if ended.reason is not EndReason.ERROR:
+                self.cache.publish(sequence, is_end=True)
+            self._holdings.end(sequence)
+        return events
+
+    def _carry_out(self, plan: StepPlan, now: float) -> None:
+        holdings, cache = self._holdings, self.cache
+        for preemption in plan.preemptions:
+            holdings.swap_out(self._sequences[preemption.request_id], cache)
+        cache.forget(keep=(one.request_id for one in plan.admissions))
+        wanted = {one.request_id: one.blocks for one in plan.allocations}
+        for admission in plan.admissions:
+            sequence = self._sequences[admission.request_id]
+            holdings.start(sequence, cache)
+            sequence.started = now
+        needed = sum(one.blocks for one in plan.swap_ins)
+        targets = {}
+        for name, count in wanted.items():
+            admitted = next((one for one in plan.admissions if one.request_id == name), None)
+            held = len(self._sequences[name].block_ids)
+            targets[name] = (held if admitted is None else admitted.shared_blocks) + count
+            needed += targets[name] - held
+        if needed > holdings.blocks.num_free:
+            cache.index.evict(needed - holdings.blocks.num_free)
+        for back in plan.swap_ins:
+            holdings.swap_in(self._sequences[back.request_id])
+        for name, target in targets.items():
+            holdings.extend(self._sequences[name], target)
+
+    def _run(self, plan: StepPlan, rows: StepRows) -> list[Event]:
+        try:
+            found = run(self.model, rows, self._vocab_size)
+        except UserError as error:  # a damaged n-gram row: the states are half moved on
+            return [event for sequence in rows.sequences for event in self._fail(sequence, error)]
+        events: list[Event] = []
+        for sequence, step in zip(rows.sequences, rows.steps, strict=True):
+            sequence.counts.add(step.counts)
+            sequence.replayed_rows += step.replayed_rows
+            sequence.is_first_step = False
+            if step.kind == "prefill":
+                self.cache.publish(sequence, is_end=step.stop == sequence.num_prompt)
+                if step.stop < sequence.num_prompt or step.start > 0:
+                    events.append(PrefillEvent(request_id=sequence.submission.request_id, tokens=step.stop))
+        found += [(self._fork(one), logits) for one in plan.forks for logits in _logits_of(found, one.parent)]
+        return events + self._sample(found)
+
+    def _fork(self, plan: Fork) -> Sequence:
+        parent, child = self._sequences[plan.parent], self._sequences[plan.request_id]
+        if plan.own_blocks > self._holdings.blocks.num_free:
+            self.cache.index.evict(plan.own_blocks)
+        self._holdings.fork(parent, child)
+        child.chain = parent.chain.copy()
+        child.started, child.cached_tokens = parent.started, parent.cached_tokens
+        child.cache_reason, child.is_approximate = parent.cache_reason, parent.is_approximate
+        child.published, child.is_first_step = parent.published, False
+        child.prompt_logprobs = list(parent.prompt_logprobs)
+        return child
+
+    # -------------------------------------------------------------------------------------------------------- answers
+
+    def _sample(self, found: list[tuple[Sequence, Tensor]]) -> list[Event]:
+        events: list[Event] = []
+        while found:
+            logits = torch.stack([row for _, row in found])
+            try:
+                tokens = sample_batch(logits, [sequence.answer.sampler for sequence, _ in found])
+            except RowError as error:
+                cause = error.__cause__
+                reason = cause if isinstance(cause, HeadraceError) else error
+                events += self._fail(found.pop(error.row)[0], reason)
+                continue
+            for (sequence, row), token_id in zip(found, tokens, strict=True):
+                events += self._take(sequence, token_id, row)
+            return events
+        return events
+
+    def _take(self, sequence: Sequence, token_id: int, logits_V: Tensor) -> list[Event]:
+        answer = sequence.answer
+        try:
+            text = answer.take(token_id, logits_V)
+        except UserError as error:
+            return self._fail(sequence, error)
+        sequence.last_token = time.monotonic()
+        sequence.first_token = sequence.first_token or sequence.last_token
+        if answer.finish_reason is None:
+            name = sequence.submission.request_id
+            return [TokenEvent(request_id=name, choice=sequence.choice, token_id=token_id, text=text)]
+        self._scheduler.finish(sequence.request_id, EndReason.STOP)
+        return self._over(sequence, token_id, text)
+
+    def _over(self, sequence: Sequence, token_id: int | None, text: str) -> list[Event]:
+        sequence.is_over = True
+        name, result = sequence.submission.request_id, sequence.result(self.model.numerics.name)
+        event = TokenEvent(request_id=name, choice=sequence.choice, token_id=token_id, text=text, result=result)
+        return [event]
+
+    def _fail(self, sequence: Sequence, error: HeadraceError) -> list[Event]:
+        """End a request with all its answers."""
+        name = sequence.submission.request_id
+        is_told = False
+        for one in [one for one in self._sequences.values() if one.submission.request_id == name]:
+            is_told, one.is_over = is_told or (one.is_over and one.answer.finish_reason is None), True
+            self._scheduler.finish(one.request_id, EndReason.ERROR)
+        if is_told:
+            return []
+        return [ErrorEvent(request_id=name, kind=type(error).__name__, message=error.message, param=error.param)]
+
+    def _sampler(self, submission: Submission) -> SamplerState:
+        return SamplerState(
+            submission.params,
+            submission.prompt_ids,
+            seed=submission.seed,
+            eos_token_id=self.model.config.eos_token_id,
+            vocab_size=self._vocab_size,
+            matcher=self._matcher(submission),
+        )
+
+    def _matcher(self, submission: Submission) -> Matcher | None:
+        structured = submission.params.structured
+        if structured is None:
+            return None
+        if self.tokenizer is None:
+            raise UserError("the checkpoint has no tokenizer.json, so no structure can be asked for", "structured")
+        if self._vocabulary is None:
+            self._vocabulary = GrammarVocabulary(self.tokenizer, self.model.config.eos_token_id)
+        return compile_structured(structured, self._vocabulary).start()
+
+    # ---------------------------------------------------------------------------------------------------------- books
+
+    def _use_threads(self, count: int) -> None:
+        if torch.get_num_threads() != count:
+            torch.set_num_threads(count)
+
+    def _trace(self, plan: StepPlan, rows: StepRows, began: float) -> StepTrace:
+        blocks = self._holdings.blocks
+        return StepTrace(
+            step=self._steps,
+            began_s=began - self._began,
+            seconds=time.monotonic() - began,
+            rows=plan.rows,
+            requests=tuple(rows.steps),
+            waiting=tuple((name, reason.value) for name, reason in plan.waits),
+            preempted=tuple(one.request_id for one in plan.preemptions),
+            returned=tuple(one.request_id for one in plan.swap_ins),
+            ended=tuple((one.request_id, one.reason.value) for one in plan.ended),
+            free_blocks=blocks.num_free,
+            cached_blocks=len(self.cache.index.block_ids),
+        )
+
+
+def choice_id(request_id: str, choice: int) -> str:
+    """Return the scheduler's name of one answer of a request."""
+    return f"{request_id}/{choice}"
+
+
+def scheduler_config(options: EngineOptions, plan: MemoryPlan, window: int, max_context: int) -> SchedulerConfig:
+    """Return the scheduler's numbers; the budget defaults to a chunk, a window and all decode rows together."""
+    return SchedulerConfig(
+        window=window,
+        num_blocks=plan.num_blocks,
+        num_slots=options.num_slots,
+        max_rows=options.max_rows or max(options.chunk, window) + window + options.num_slots,
+        chunk=options.chunk,
+        max_waiting=options.max_waiting,
+        max_context=max_context,
+        block_bytes=plan.block_bytes,
+        slot_bytes=plan.slot_bytes,
+        host_bytes=plan.host,
+        headroom_blocks=options.headroom_blocks,
+    )
+
+
+def _logits_of(found: list[tuple[Sequence, Tensor]], request_id: str) -> list[Tensor]:
+    return [logits for sequence, logits in found if sequence.request_id == request_id]

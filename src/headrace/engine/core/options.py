@@ -1,0 +1,98 @@
+"""How an engine is set up, checked once."""
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.core.errors import UserError
+from headrace.engine.threads import check_threads
+
+Resume = Literal["exact", "replay"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Options of one engine; results depend on `mode` and `resume` only.
+
+    Attributes:
+        mode: "replay" runs the decoder on the last window of a prompt, "full" on all of it; a request may choose.
+        resume: what a request does that finds tokens in the prefix cache but no window state: "exact" encodes again from
+            the nearest state, "replay" rebuilds the windows approximately; a request may choose.
+        chunk: prefill rows of one request in a step, from 1.
+        max_rows: rows of a step, all requests together; None takes a chunk, a window and the slots together.
+        num_slots: sequences that run at once.
+        max_context: tokens of the longest sequence; None is the model's.
+        cache_tokens: tokens that the block pool holds; None takes what `max_memory` leaves, or four of the longest
+            sequences within a quarter of the free memory.
+        max_memory: bytes of the whole process, stated in the plan; None sets no limit.
+        snapshot_bytes: window states kept for reuse; None is a tenth of the blocks' bytes, at least 64 states.
+        snapshot_every: tokens between the states kept inside a long prompt, at least 1.
+        host_bytes: memory for preempted requests; None is one slot and its longest sequence.
+        max_waiting: requests that may wait; one more is refused.
+        headroom_blocks: blocks per running request that a start must leave; fewer start more and preempt more.
+        has_prefix_cache: whether prompts are reused at all.
+        threads: PyTorch threads; None chooses.
+        is_audited: check all books at every step and poison freed blocks (tests).
+        trace_steps: steps whose trace is kept in memory; 0 keeps none.
+        trace_file: JSON lines of every step are appended here; None writes none.
+    """
+
+    mode: Literal["full", "replay"] = "replay"
+    resume: Resume = "exact"
+    chunk: int = 512
+    max_rows: int | None = None
+    num_slots: int = 16
+    max_context: int | None = None
+    cache_tokens: int | None = None
+    max_memory: int | None = None
+    snapshot_bytes: int | None = None
+    snapshot_every: int = 256
+    host_bytes: int | None = None
+    max_waiting: int = 1024
+    headroom_blocks: int = 1
+    has_prefix_cache: bool = True
+    threads: int | None = None
+    is_audited: bool = False
+    trace_steps: int = 256
+    trace_file: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check every value.
+
+        Raises:
+            UserError: a value is out of range.
+        """
+        for name in ("mode", "resume"):
+            accepted = ("replay", "full") if name == "mode" else ("exact", "replay")
+            if getattr(self, name) not in accepted:
+                wanted = " and ".join(map(repr, accepted))
+                raise UserError(f"{name} is {getattr(self, name)!r}; accepted are {wanted}", param=name)
+        for name in ("num_slots", "max_waiting", "snapshot_every"):
+            _whole(name, getattr(self, name), 1)
+        for name in ("max_rows", "max_context", "cache_tokens", "max_memory"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 1)
+        for name in ("snapshot_bytes", "host_bytes", "trace_steps", "headroom_blocks"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 0)
+        if self.chunk < 1:
+            raise UserError(f"a chunk of {self.chunk} tokens is not possible; accepted is 1 or more", param="chunk")
+        if self.threads is not None:
+            check_threads(self.threads)
+
+
+def _whole(name: str, value: object, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise UserError(f"{name} is {value!r}; accepted is a whole number from {low}", param=name)
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that this machine could give now."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) << 10
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

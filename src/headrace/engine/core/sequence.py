@@ -1,0 +1,106 @@
+"""A request while it lives in the engine: its answer, its tokens, its state wherever that is, and what it took."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headrace.cache.chain import Chain
+from headrace.cache.sequence_state import SequenceState
+from headrace.cache.swap import Swapped
+from headrace.engine.answer import Answer
+from headrace.engine.core.trace import RowCounts
+from headrace.engine.result import Result, Timings, TokenLogprob, Usage, Work
+from headrace.engine.submission import Submission
+
+
+@dataclass
+class Sequence:
+    """One answer in the engine. Owns its state or its swapped copy; the core moves them.
+
+    `choice` is its number among the answers to its prompt. `published` tokens are findable in the prefix cache.
+    `marks` are when it started, got its first token, and was last worked on.
+    """
+
+    submission: Submission
+    request_id: str
+    choice: int
+    answer: Answer
+    chain: Chain
+    mode: Literal["full", "replay"]
+    can_replay: bool
+    state: SequenceState | None = None
+    swapped: Swapped | None = None
+    cached_tokens: int = 0
+    cached_blocks: int = 0
+    cache_reason: str | None = None
+    is_approximate: bool = False
+    is_first_step: bool = True
+    published: int = 0
+    is_over: bool = False
+    preemptions: int = 0
+    counts: RowCounts = field(default_factory=RowCounts)
+    replayed_rows: int = 0
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    started: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.submission.prompt_ids)
+
+    @property
+    def block_ids(self) -> list[int]:
+        """Blocks of its table by place; -1 where a swapped one's block is in host memory."""
+        if self.state is not None:
+            return list(self.state.table.block_ids)
+        if self.swapped is None:
+            return []
+        kept = self.swapped.kept
+        return [kept.get(place, -1) for place in range(len(kept) + len(self.swapped.copied))]
+
+    def result(self, numerics: str) -> Result:
+        """Return what was generated and what it took."""
+        answer, counts = self.answer, self.counts
+        wants_top = bool(answer.params.top_logprobs)
+        wants_prompt = answer.params.num_prompt_alternatives is not None
+        return Result(
+            text=answer.text,
+            token_ids=list(answer.token_ids),
+            logprobs=list(answer.logprobs) if answer.params.logprobs else None,
+            finish_reason=answer.finish_reason or "length",
+            usage=Usage(
+                prompt_tokens=self.num_prompt,
+                completion_tokens=len(answer.token_ids),
+                cached_tokens=self.cached_tokens,
+            ),
+            seed=answer.sampler.seed,
+            stop=answer.stop,
+            token_logprobs=list(answer.token_logprobs) if wants_top else None,
+            prompt_logprobs=list(self.prompt_logprobs) if wants_prompt else None,
+            cache_reason=self.cache_reason,
+            is_approximate=self.is_approximate,
+            numerics=numerics,
+            timings=self._timings(),
+            work=Work(
+                layer_rows=counts.layer_rows,
+                producer_rows=counts.producer_rows,
+                index_scored=counts.index_scored,
+                index_scored_by_layer=dict(counts.index_scored_by_layer),
+                replayed_rows=self.replayed_rows,
+                reencoded_rows=counts.reencoded_rows,
+                preemptions=self.preemptions,
+            ),
+        )
+
+    def _timings(self) -> Timings:
+        submitted = self.submission.submitted
+        started = submitted if self.started is None else self.started
+        first = started if self.first_token is None else self.first_token
+        last = first if self.last_token is None else self.last_token
+        return Timings(
+            queue_s=max(0.0, started - submitted),
+            prefill_s=first - started,
+            decode_s=last - first,
+            ttft_s=first - submitted,
+        )

@@ -1,0 +1,140 @@
+"""From a plan to one forward pass, and from its rows back to requests."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from headrace.core.errors import InternalError
+from headrace.engine.core.account import Accountant, Run
+from headrace.engine.core.sequence import Sequence
+from headrace.engine.core.trace import RequestStep
+from headrace.engine.sampling.logprobs import target_logprobs
+from headrace.engine.scheduler.plan import StepPlan
+from headrace.models.deepseek_v41.batch import Span
+from headrace.models.deepseek_v41.model import DeepseekV41
+
+
+@dataclass
+class StepRows:
+    """The rows of one step.
+
+    `spans` and `sequences` belong together; `steps` says what each does; `samples` names those whose last row gives a
+    token, in the order of their spans.
+    """
+
+    spans: list[Span] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)
+    steps: list[RequestStep] = field(default_factory=list)
+    samples: list[bool] = field(default_factory=list)
+
+    @property
+    def has_prefill(self) -> bool:
+        """Whether a prompt is read."""
+        return any(step.kind == "prefill" for step in self.steps)
+
+
+def lay_out(plan: StepPlan, sequences: Mapping[str, Sequence], accountant: Accountant, window: int) -> StepRows:
+    """Turn decode rows and prefill chunks into spans, decode rows first."""
+    rows = StepRows()
+    for row in plan.decodes:
+        sequence = sequences[row.request_id]
+        token = np.array(sequence.answer.token_ids[-1:], dtype=np.int64)
+        _add(rows, sequence, token, row.position, 1, accountant, kind="decode")
+    for chunk in plan.prefills:
+        sequence = sequences[chunk.request_id]
+        token_ids = sequence.submission.prompt_ids[chunk.start : chunk.stop]
+        size = chunk.stop - chunk.start
+        if sequence.mode == "full":
+            decoder_rows = size
+        else:
+            decoder_rows = min(window, sequence.num_prompt) if chunk.is_last else 0
+        _add(rows, sequence, token_ids, chunk.start, decoder_rows, accountant, kind="prefill", is_last=chunk.is_last)
+    return rows
+
+
+def _add(
+    rows: StepRows,
+    sequence: Sequence,
+    token_ids: np.ndarray,
+    start: int,
+    decoder_rows: int,
+    accountant: Accountant,
+    *,
+    kind: str,
+    is_last: bool = True,
+) -> None:
+    state = sequence.state
+    if state is None or state.length != start:
+        held = "no state" if state is None else f"{state.length} tokens"
+        raise InternalError(f"request {sequence.request_id} was planned at {start} and has {held}")
+    stop = start + len(token_ids)
+    is_replay = kind == "prefill" and is_last and sequence.mode == "replay"
+    rows.spans.append(Span(state, token_ids, decoder_rows, is_replay=is_replay))
+    rows.sequences.append(sequence)
+    rows.samples.append(is_last)
+    decoder_floor = stop - decoder_rows if is_replay else state.decoder_floor
+    run = Run(
+        start=start,
+        stop=stop,
+        decoder_rows=decoder_rows,
+        encoder_floor=state.encoder_floor,
+        decoder_floor=decoder_floor,
+        write_from=sequence.cached_tokens,
+    )
+    rows.steps.append(
+        RequestStep(
+            request_id=sequence.request_id,
+            kind=kind,
+            start=start,
+            stop=stop,
+            decoder_rows=decoder_rows,
+            replayed_rows=decoder_rows if is_replay else 0,
+            counts=accountant.count(run),
+            cached_tokens=sequence.cached_tokens if sequence.is_first_step else 0,
+            cached_blocks={"device": sequence.cached_blocks} if sequence.is_first_step else {},
+            cache_reason=sequence.cache_reason if sequence.is_first_step else None,
+        )
+    )
+
+
+def run(model: DeepseekV41, rows: StepRows, vocab_size: int) -> list[tuple[Sequence, Tensor]]:
+    """Run the model over the rows of a step; return each sequence that gets a token with the logits [V] for it.
+
+    Args:
+        model: moves every state on.
+        rows: see `lay_out`.
+        vocab_size: ids from here on have no token; their logits are cut off.
+
+    State: adds prompt log-probabilities to the sequences that want them.
+    """
+    wants = [_wants_prompt(sequence, step) for sequence, step in zip(rows.sequences, rows.steps, strict=True)]
+    output = model.forward(rows.spans, wants_all_logits=any(wants))
+    logits, found = output.logits[:, :vocab_size], []
+    offset = 0
+    for place, sequence in enumerate(rows.sequences):
+        step = rows.steps[place]
+        if step.decoder_rows == 0:
+            continue
+        count = step.decoder_rows if any(wants) else 1
+        mine = logits[offset : offset + count]
+        offset += count
+        if wants[place]:
+            _note_prompt(sequence, step, mine)
+        if rows.samples[place]:
+            found.append((sequence, mine[-1]))
+    return found
+
+
+def _wants_prompt(sequence: Sequence, step: RequestStep) -> bool:
+    return step.kind == "prefill" and sequence.answer.params.num_prompt_alternatives is not None
+
+
+def _note_prompt(sequence: Sequence, step: RequestStep, logits_TV: Tensor) -> None:
+    prompt = sequence.submission.prompt_ids
+    targets = prompt[step.start + 1 : step.stop + 1]
+    if step.start == 0:
+        sequence.prompt_logprobs.append(None)
+    count = sequence.answer.params.num_prompt_alternatives or 0
+    sequence.prompt_logprobs += target_logprobs(logits_TV[: len(targets)], targets, count)

@@ -1,0 +1,278 @@
+"""The front's side of the engine process: start, submit, listen, cancel, start again after a crash."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from socket import socketpair
+from typing import Any, Literal
+
+import headrace
+from headrace.core.errors import EngineError, HeadraceError
+from headrace.engine.core.events import ErrorEvent, Event, PrefillEvent, TokenEvent
+from headrace.engine.process.messages import (
+    Answer,
+    Cancel,
+    Failed,
+    FromEngine,
+    Progress,
+    Query,
+    Ready,
+    Setup,
+    Stop,
+    ToEngine,
+    to_error,
+)
+from headrace.engine.submission import Submission
+
+_MAX_RESTARTS = 3
+_RESTART_WINDOW_S = 60.0
+_END_S = 10.0
+
+
+Tell = Callable[[TokenEvent | PrefillEvent | HeadraceError], object]
+
+
+@dataclass
+class _Waiting:
+    """Who hears of a request, and how many of its answers are still to come."""
+
+    tell: Tell
+    left: int
+
+
+class EngineClient:
+    """One engine process and everyone who waits for it. May be used from many threads.
+
+    Owns the process, the connection and the queues of requests in flight. When the process ends unasked, every request
+    in it gets an error and the process is started again; after three restarts in a minute it is given up.
+    """
+
+    def __init__(self, setup: Setup, progress: Callable[[int], object] | None = None) -> None:
+        """Start the process and wait until it can take requests.
+
+        Raises:
+            UserError: the checkpoint or an option is refused.
+            EngineError: the process ended while it started.
+        """
+        self._setup = setup
+        self._lock = threading.Lock()  # the connection's sending end and the books below
+        self._waiting: dict[str, _Waiting] = {}
+        self._answers: dict[int, SimpleQueue[Any]] = {}
+        self._tokens = 0
+        self._is_closed = False
+        self._restarts: list[float] = []
+        self._is_up = threading.Event()
+        self._given_up: HeadraceError | None = None
+        self._process, self._link = _spawn()
+        self.ready = _wait_ready(self._process, self._link, setup, progress)
+        self._is_up.set()
+        self._listener = threading.Thread(
+            target=_listen, args=(weakref.ref(self),), name="headrace-engine", daemon=True
+        )
+        self._listener.start()
+        self._finalizer = weakref.finalize(self, _end, self._process, self._link)
+
+    @property
+    def pid(self) -> int:
+        """Number of the engine's process."""
+        return self._process.pid
+
+    def submit(self, submission: Submission, tell: Tell) -> None:
+        """Hand a request over; `tell` hears its events, in order, from another thread, and at most one error, last.
+
+        Raises:
+            EngineError: the engine was closed or given up.
+        """
+        self._send(submission, (submission.request_id, _Waiting(tell, submission.params.n)))
+
+    def cancel(self, request_id: str) -> None:
+        """End a request at the next step boundary."""
+        try:
+            self._send(Cancel(request_id))
+        except EngineError:
+            return  # it is gone with its process
+
+    def query(self, what: Literal["status", "traces", "audit", "clear"]) -> Any:
+        """Ask the engine about itself.
+
+        Raises:
+            EngineError: the process ended.
+        """
+        queue: SimpleQueue[Any] = SimpleQueue()
+        with self._lock:
+            self._tokens += 1
+            token = self._tokens
+            self._answers[token] = queue
+        self._send(Query(token, what))
+        value = queue.get()
+        if isinstance(value, HeadraceError):
+            raise value
+        return value
+
+    def close(self) -> None:
+        """End the process; requests in it get an error."""
+        with self._lock:
+            self._is_closed = True
+            try:
+                self._link.send(Stop())
+            except OSError:
+                pass
+        self._finalizer()
+        self._fail_all(EngineError("the engine was closed"))
+
+    def _send(self, message: ToEngine, waiting: "tuple[str, _Waiting] | None" = None) -> None:
+        self._is_up.wait()
+        with self._lock:
+            if self._is_closed or self._given_up is not None:
+                raise self._given_up or EngineError("the engine was closed; it takes no more requests")
+            if waiting is not None:
+                self._waiting[waiting[0]] = waiting[1]
+            try:
+                self._link.send(message)
+            except OSError:
+                return  # the listener tells everyone who waits
+
+    # -------------------------------------------------------------------------------------------------- the listener
+
+    def _deliver(self, told: FromEngine) -> None:
+        if isinstance(told, list):
+            for event in told:
+                self._hand_on(event)
+        elif isinstance(told, Answer):
+            with self._lock:
+                waiting = self._answers.pop(told.token, None)
+            if waiting is not None:
+                waiting.put(told.value)
+
+    def _hand_on(self, event: Event) -> None:
+        is_last = isinstance(event, ErrorEvent)
+        with self._lock:
+            waiting = self._waiting.get(event.request_id)
+            if waiting is None:
+                return
+            if isinstance(event, TokenEvent) and event.result is not None:
+                waiting.left -= 1
+                is_last = waiting.left == 0
+            if is_last:
+                del self._waiting[event.request_id]
+        waiting.tell(to_error(event) if isinstance(event, ErrorEvent) else event)
+
+    def _recover(self, reason: str) -> bool:
+        """Tell everyone that the process ended, and start another; return whether there is one."""
+        self._is_up.clear()
+        code = self._process.wait()
+        error = EngineError(f"the engine's process ended ({reason or f'exit status {code}'}); it is started again")
+        self._fail_all(error)
+        now = time.monotonic()
+        self._restarts = [*(then for then in self._restarts if now - then < _RESTART_WINDOW_S), now]
+        try:
+            if len(self._restarts) > _MAX_RESTARTS:
+                raise EngineError(f"the engine's process ended {len(self._restarts)} times in a minute and is given up")
+            process, link = _spawn()
+            self.ready = _wait_ready(process, link, self._setup, None)
+        except HeadraceError as problem:
+            self._given_up = problem
+            self._is_up.set()
+            self._fail_all(problem)
+            return False
+        with self._lock:
+            self._process, self._link = process, link
+            self._finalizer.detach()
+            self._finalizer = weakref.finalize(self, _end, process, link)
+        self._is_up.set()
+        return True
+
+    def _fail_all(self, error: HeadraceError) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+            answers, self._answers = self._answers, {}
+        for one in waiting.values():
+            one.tell(error)
+        for answer in answers.values():
+            answer.put(error)
+
+
+def _listen(reference: "weakref.ref[EngineClient]") -> None:
+    """Deliver what the process tells until it ends or nobody holds the client any more."""
+    reason = ""
+    while True:
+        client = reference()
+        if client is None:
+            return
+        link = client._link
+        del client
+        try:
+            told = link.recv()
+        except (EOFError, OSError):
+            told = None
+        client = reference()
+        if client is None or client._is_closed:
+            return
+        if told is None:
+            if not client._recover(reason):
+                return
+            reason = ""
+        elif isinstance(told, Failed):
+            reason = told.message
+        else:
+            client._deliver(told)
+        del client
+
+
+def _spawn() -> tuple["subprocess.Popen[bytes]", Connection]:
+    mine, its = socketpair()
+    package = str(Path(headrace.__file__).resolve().parent.parent)
+    paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headrace.engine.process.worker", str(its.fileno())],
+            pass_fds=[its.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=environment,
+        )
+    except OSError as problem:
+        mine.close()
+        raise EngineError(f"the engine's process could not be started: {problem.strerror or problem}.") from None
+    finally:
+        its.close()
+    return process, Connection(mine.detach())
+
+
+def _wait_ready(
+    process: "subprocess.Popen[bytes]", link: Connection, setup: Setup, progress: Callable[[int], object] | None
+) -> Ready:
+    try:
+        link.send(setup)
+        while True:
+            told = link.recv()
+            if isinstance(told, Progress):
+                if progress is not None:
+                    progress(told.count)
+            elif isinstance(told, Failed):
+                raise to_error(told)
+            elif isinstance(told, Ready):
+                return told
+    except (EOFError, OSError):
+        raise EngineError(f"the engine's process ended while it started (exit status {process.wait()})") from None
+    except BaseException:
+        _end(process, link)
+        raise
+
+
+def _end(process: "subprocess.Popen[bytes]", link: Connection) -> None:
+    link.close()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

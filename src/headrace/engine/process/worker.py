@@ -1,0 +1,111 @@
+"""The engine's process: takes messages, steps while there is work, tells what happened.
+
+Run as `python -m headrace.engine.process.worker FD` with one end of a socket pair; it ends when the other end closes.
+"""
+
+import os
+import signal
+import sys
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from typing import Any
+
+from headrace.core.errors import HeadraceError
+from headrace.engine.core.build import build_core
+from headrace.engine.core.core import EngineCore
+from headrace.engine.core.events import ErrorEvent
+from headrace.engine.core.memory_plan import MemoryPlan, peak_bytes, resident_bytes
+from headrace.engine.process.messages import Answer, Cancel, Failed, Progress, Query, Ready, Setup, Stop, ToEngine
+from headrace.engine.submission import Submission
+
+
+def main() -> int:
+    """Serve one front until it goes away."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front decides what an interrupt means
+    link = Connection(int(sys.argv[1]))
+    try:
+        core = _start(link)
+        return 1 if core is None else _serve(core, link)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 0  # the front is gone
+
+
+def _start(link: Connection) -> EngineCore | None:
+    setup = link.recv()
+    if not isinstance(setup, Setup):
+        return None
+    try:
+        core = build_core(setup.path, setup.options, setup.load, lambda count: link.send(Progress(count)))
+    except HeadraceError as error:
+        link.send(_failed(error))
+        return None
+    plan = asdict(core.memory) | {"total": core.memory.total}
+    link.send(Ready(numerics=core.model.numerics.name, max_context=core.max_context, memory=plan))
+    return core
+
+
+def _serve(core: EngineCore, link: Connection) -> int:
+    while True:
+        while link.poll(None if core.is_idle else 0):
+            message = link.recv()
+            if isinstance(message, Stop):
+                core.close()
+                return 0
+            _handle(core, link, message)
+        try:
+            events = core.step()
+        except HeadraceError as error:
+            link.send(_failed(error))
+            return 1
+        if events:
+            link.send(events)
+
+
+def _handle(core: EngineCore, link: Connection, message: ToEngine) -> None:
+    if isinstance(message, Submission):
+        try:
+            core.submit(message)
+        except HeadraceError as error:
+            refused = _failed(error)
+            name = message.request_id
+            link.send([ErrorEvent(request_id=name, kind=refused.kind, message=refused.message, param=refused.param)])
+    elif isinstance(message, Cancel):
+        core.cancel(message.request_id)
+    elif isinstance(message, Query):
+        link.send(Answer(message.token, _answer(core, message)))
+
+
+def _answer(core: EngineCore, query: Query) -> Any:
+    if query.what == "traces":
+        return core.traces.newest()
+    if query.what == "audit":
+        try:
+            core.audit()
+        except HeadraceError as error:
+            return error.message
+        return None
+    if query.what == "clear":
+        core.clear_cache()
+        return None
+    return _status(core, core.memory)
+
+
+def _status(core: EngineCore, plan: MemoryPlan) -> dict[str, int]:
+    return {
+        "pid": os.getpid(),
+        "free_blocks": core.free_blocks,
+        "cached_blocks": core.cached_blocks,
+        "num_blocks": plan.num_blocks,
+        "planned_bytes": plan.total,
+        "resident_bytes": resident_bytes(),
+        "peak_bytes": peak_bytes(),
+        **core.counts,
+    }
+
+
+def _failed(error: HeadraceError) -> Failed:
+    return Failed(type(error).__name__, error.message, error.param)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
