@@ -284,6 +284,19 @@ def test_only_a_new_state_begins_and_only_where_entries_are_whole_and_there() ->
         begin_from(Match(), pools.new(0), pools.index, None)
 
 
+def test_a_match_is_whole_after_a_copy_that_had_no_room() -> None:
+    pools = Pools(num_blocks=2)
+    first, tokens = pools.new(2), tokens_of(150)
+    forward(first, tokens)
+    publish(first, chain_of(tokens), pools.index)
+    match, state = pools.index.match(chain_of(tokens)), pools.new(0)
+    with pytest.raises(InternalError, match="1 blocks were asked for and 0 of 2 are free"):
+        begin_from(match, state, pools.index, None)
+    assert (state.length, state.table.block_ids) == (0, ())
+    pools.index.release(match)
+    pools.blocks.audit({"first": first.table.block_ids, "index": pools.index.block_ids})
+
+
 def test_a_state_that_still_encodes_what_it_found_is_not_forked() -> None:
     pools = Pools()
     state = pools.new()

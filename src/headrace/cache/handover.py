@@ -23,16 +23,17 @@ def begin_from(match: Match, state: SequenceState, index: PrefixIndex, compresse
         compressed: compressed ids of the newest tokens before `match.row`, as `SequenceState.resume` takes them.
 
     Raises:
-        InternalError: the match is a miss, the state is not new, or no block is free for the copy of a partial one.
+        InternalError: the match is a miss, the state is not new, or no block is free for the copy of a partial one (then
+            nothing has changed).
 
     State: takes one block from the pool if `match.partial_tokens`.
     """
     table = state.table
     if not match.is_hit or table.block_ids:
         raise InternalError("only a state without blocks begins, and only from a hit")
-    table.extend(match.block_ids)
+    copied = [] if match.partial is None else [table.pool.copy(match.partial, match.partial_tokens)]
+    table.extend([*match.block_ids, *copied])
     if match.partial is not None:
-        table.extend([table.pool.copy(match.partial, match.partial_tokens)])
         table.pool.release([match.partial])
     table.freeze(match.num_tokens)
     state.resume(match.row, compressed)
