@@ -23,8 +23,8 @@ def begin_from(match: Match, state: SequenceState, index: PrefixIndex, compresse
         compressed: compressed ids of the newest tokens before `match.row`, as `SequenceState.resume` takes them.
 
     Raises:
-        InternalError: the match is a miss, the state is not new, or no block is free for the copy of a partial one (then
-            nothing has changed).
+        InternalError: the match is a miss, the state is not new, or no block is free for the copy of a partial one
+            (nothing has changed then).
 
     State: takes one block from the pool if `match.partial_tokens`.
     """
