@@ -1,11 +1,10 @@
-"""A request without a model: ids in, text, stops and reasons out."""
+"""An answer without a model: ids in, text, stops and reasons out."""
 
 import numpy as np
 import pytest
 import torch
 
-from headrace.cache.sequence_state import SequenceState, StateShape
-from headrace.engine.request import Result, Running
+from headrace.engine.answer import Answer
 from headrace.engine.sampling.params import SamplingParams
 from headrace.engine.sampling.state import SamplerState
 from headrace.text.tokenizer import Tokenizer
@@ -13,16 +12,8 @@ from tests.factories import tiny_checkpoint
 
 EOS, PAD = 257, 258
 PROMPT = np.array([256, 5, 6], dtype=np.int64)
-SHAPE = StateShape(
-    head_dim=32,
-    index_head_dim=32,
-    window=4,
-    num_layers=2,
-    num_draft_layers=0,
-    decoder_start=1,
-    source_ratios={1: 1},
-    lookback=0,
-)
+VOCAB = 320
+LOGITS = torch.linspace(0.0, 1.0, VOCAB)
 
 
 @pytest.fixture(scope="module")
@@ -32,27 +23,25 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.from_file(folder / "tokenizer.json")
 
 
-def start(tokenizer: Tokenizer | None, limit: int = 512, **params: object) -> Running:
-    state = SequenceState(SHAPE, torch.device("cpu"))
-    sampler = SamplerState(SamplingParams(**params), PROMPT, seed=12, eos_token_id=EOS, vocab_size=320)
-    return Running.start(PROMPT, sampler, state, tokenizer, limit=limit)
+def start(tokenizer: Tokenizer | None, limit: int = 512, **params: object) -> Answer:
+    sampler = SamplerState(SamplingParams(**params), PROMPT, seed=12, eos_token_id=EOS, vocab_size=VOCAB)
+    return Answer(PROMPT, sampler, tokenizer, limit)
 
 
-def feed(request: Running, ids: list[int]) -> tuple[list[str], Result]:
-    """Give a request tokens, all of which it must take, the last one as its end."""
+def feed(answer: Answer, ids: list[int]) -> tuple[list[str], Answer]:
+    """Give an answer tokens, all of which it must take, the last one as its end."""
     pieces = []
     for token_id in ids:
-        assert request.finish_reason is None
-        pieces.append(request.accept(token_id, None))
-    assert request.finish_reason is not None
-    return pieces, request.result()
+        assert answer.finish_reason is None
+        pieces.append(answer.take(token_id, LOGITS))
+    assert answer.finish_reason is not None
+    return pieces, answer
 
 
 def test_text_comes_token_by_token_and_adds_up(tokenizer: Tokenizer) -> None:
     pieces, result = feed(start(tokenizer, max_tokens=4), [*b"abc", 302])
     assert pieces == ["a", "b", "c", "he"]
     assert (result.text, result.token_ids, result.finish_reason) == ("abche", [97, 98, 99, 302], "length")
-    assert (result.usage.prompt_tokens, result.usage.completion_tokens, result.usage.cached_tokens) == (3, 4, 0)
 
 
 def test_the_end_token_ends_without_text(tokenizer: Tokenizer) -> None:
@@ -108,7 +97,7 @@ def test_a_stop_string_in_the_last_allowed_token_is_a_stop(tokenizer: Tokenizer)
 
 def test_the_context_ends_an_answer(tokenizer: Tokenizer) -> None:
     _, result = feed(start(tokenizer, limit=5), [97, 98])
-    assert (result.finish_reason, result.usage.completion_tokens) == ("length", 2)
+    assert (result.finish_reason, len(result.token_ids)) == ("length", 2)
     assert feed(start(tokenizer, limit=3), [97])[1].finish_reason == "length"
 
 
@@ -118,16 +107,45 @@ def test_without_a_tokenizer_there_are_ids_and_no_text() -> None:
     assert (result.text, result.token_ids) == ("", [300, 5])
 
 
-def test_log_probabilities_are_reported_only_if_asked_for(tokenizer: Tokenizer) -> None:
-    request = start(tokenizer, max_tokens=2)
-    request.accept(97, -0.5)
-    request.accept(98, -1.5)
-    assert request.result().logprobs == [-0.5, -1.5]
-    assert feed(start(tokenizer, max_tokens=1, logprobs=False), [97])[1].logprobs is None
+def test_log_probabilities_are_noted_only_if_asked_for(tokenizer: Tokenizer) -> None:
+    expected = torch.log_softmax(LOGITS, -1)
+    answer = start(tokenizer, max_tokens=2)
+    answer.take(97, LOGITS)
+    answer.take(98, LOGITS.flip(0))
+    assert answer.logprobs == [float(expected[97]), float(expected[VOCAB - 1 - 98])]
+    assert answer.token_logprobs == []
+    assert feed(start(tokenizer, max_tokens=1, logprobs=False), [97])[1].logprobs == []
 
 
-def test_the_seed_is_reported() -> None:
-    assert feed(start(None, max_tokens=1), [9])[1].seed == 12
+def test_alternatives_are_noted_beside_their_token(tokenizer: Tokenizer) -> None:
+    answer = feed(start(tokenizer, max_tokens=1, top_logprobs=2), [317])[1]
+    (noted,) = answer.token_logprobs
+    assert (noted.token_id, noted.rank, [token_id for token_id, _ in noted.top]) == (317, 3, [319, 318])
+    assert answer.logprobs == [noted.logprob]
+
+
+def test_what_ended_an_answer_is_named(tokenizer: Tokenizer) -> None:
+    assert feed(start(tokenizer, stop=("zz", "b")), list(b"ab"))[1].stop == "b"
+    assert feed(start(tokenizer, stop_token_ids=[302]), [97, 302])[1].stop == 302
+    assert feed(start(tokenizer), [97, EOS])[1].stop is None
+    assert feed(start(tokenizer, max_tokens=1), [97])[1].stop is None
+
+
+def test_an_end_from_outside_shows_what_was_held_back(tokenizer: Tokenizer) -> None:
+    answer = start(tokenizer, stop=("bc",))
+    pieces = [answer.take(token_id, LOGITS) for token_id in [*b"ab", 195]]
+    assert pieces == ["a", "", ""]
+    assert answer.end("cancelled") == "b\ufffd"
+    assert (answer.text, answer.finish_reason) == ("ab\ufffd", "cancelled")
+    assert start(tokenizer).end("deadline") == ""
+
+
+def test_a_further_answer_starts_empty_with_a_seed_of_its_own(tokenizer: Tokenizer) -> None:
+    first = start(tokenizer, max_tokens=4, n=3)
+    first.take(97, LOGITS)
+    second = start(tokenizer, max_tokens=4, n=3).fork(1)
+    assert (second.token_ids, second.text, second.position) == ([], "", 3)
+    assert second.sampler.seed not in {first.sampler.seed, start(tokenizer, n=3).fork(2).sampler.seed}
 
 
 @pytest.mark.parametrize("token_id", [302, PAD])  # 302 is "he"
@@ -160,5 +178,5 @@ def test_text_before_the_least_number_of_tokens_ends_nothing(tokenizer: Tokenize
 def test_positions_count_prompt_and_answer() -> None:
     request = start(None)
     assert request.position == 3
-    request.accept(9, None)
+    request.take(9, LOGITS)
     assert request.position == 4
