@@ -58,7 +58,7 @@ def swap_bytes(state: SequenceState, held: Held | None = None) -> int:
     return state.slot.nbytes + len(_alone(state.table, held)) * state.table.pool.block_bytes
 
 
-def swap_out(state: SequenceState, held: Held | None = None) -> Swapped:
+def swap_out(state: SequenceState, held: Held | None = None, most: int | None = None) -> Swapped:
     """Copy a state to host memory and let its blocks go, but for those that other sequences read.
 
     The state is of no use after, and its slot can be given back.
@@ -68,9 +68,10 @@ def swap_out(state: SequenceState, held: Held | None = None) -> Swapped:
         held: the index's references (`PrefixIndex.held`); blocks that only it shares are copied too and may then be
             evicted. None: every other reference counts as another sequence's. To copy every block, count every
             other reference as held.
+        most: blocks to copy at most, where host memory has room for no more; the sequence keeps the others.
     """
     table, pool = state.table, state.table.pool
-    copied = _alone(table, held)
+    copied = _alone(table, held)[:most]
     leaving = [table.block_ids[place] for place in copied]
     swapped = Swapped(
         marks=state.marks,

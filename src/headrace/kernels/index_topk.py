@@ -51,17 +51,22 @@ def index_scores(query: IndexQuery, keys_CI: Tensor) -> Tensor:
         as the vendor's code does; float32 mode rounds nothing.
     Source: spec sections 3.5 and 5.8.
     """
+    return _weigh(_dots(query, keys_CI), query)[:, : keys_CI.shape[0]]
+
+
+def _dots(query: IndexQuery, keys_CI: Tensor) -> Tensor:
+    """Return dot products [T, J, C], C rounded up to a multiple of 64, in the dtype of the scores."""
     num_rows, num_heads, width = query.q_TJI.shape
+    dtype = torch.float32 if query.is_fp32 else torch.bfloat16
     flat = query.q_TJI.reshape(num_rows * num_heads, width)
-    num_keys = keys_CI.shape[0]
-    keys = _pad_keys(keys_CI)
+    return linear(flat.to(dtype), _pad_keys(keys_CI).to(dtype)).view(num_rows, num_heads, -1)
+
+
+def _weigh(dots_TJC: Tensor, query: IndexQuery) -> Tensor:
+    """Return scores [T, C] of dot products, which are overwritten."""
     if query.is_fp32:
-        dots = linear(flat.float(), keys.float()).view(num_rows, num_heads, -1)
-        terms = dots.relu_().mul_(query.weights_TJ.float().unsqueeze(-1))
-        return _head_sum(terms)[:, :num_keys]
-    dots = linear(flat.to(torch.bfloat16), keys.to(torch.bfloat16)).view(num_rows, num_heads, -1)
-    terms = dots.relu_().mul_(query.weights_TJ.unsqueeze(-1))
-    return _head_sum(terms).to(torch.bfloat16)[:, :num_keys]
+        return _head_sum(dots_TJC.relu_().mul_(query.weights_TJ.float().unsqueeze(-1)))
+    return _head_sum(dots_TJC.relu_().mul_(query.weights_TJ.unsqueeze(-1))).to(torch.bfloat16)
 
 
 def _pad_keys(keys_CI: Tensor) -> Tensor:
@@ -231,16 +236,27 @@ def rescan(
         [T, top_k] int64 ascending, -1 padded.
     """
     num_rows, num_blocks = blocks_TB.shape
-    offsets = torch.arange(block_size, device=blocks_TB.device)
-    parts = []
-    for row in range(num_rows):
-        blocks = blocks_TB[row : row + 1]
-        entries = (blocks.unsqueeze(-1) * block_size + offsets).view(1, -1)
-        hidden = (blocks.unsqueeze(-1) < 0).expand(1, num_blocks, block_size).reshape(1, -1)
-        one = query.rows(row, row + 1)
-        hidden = hidden | (entries >= one.visible_T.unsqueeze(1))
-        entries = entries.masked_fill(hidden, -1)
-        scores = index_scores(one, gather_keys(entries)[0])
-        keys = order_keys(scores, entries.clamp_min(0)).masked_fill_(hidden, _HIDDEN)
-        parts.append(_pad_slots(unpack_positions(best(keys, top_k)), top_k))
+    per_row = num_blocks * block_size * (query.q_TJI.shape[2] * 2 + query.q_TJI.shape[1] * 4 + 16)
+    step = max(1, _SCORE_BYTES // per_row)
+    parts = [
+        _rescan_rows(query.rows(low, low + step), blocks_TB[low : low + step], gather_keys, top_k, block_size)
+        for low in range(0, num_rows, step)
+    ]
     return torch.cat(parts)
+
+
+def _rescan_rows(
+    query: IndexQuery, blocks_TB: Tensor, gather_keys: Callable[[Tensor], Tensor], top_k: int, block_size: int
+) -> Tensor:
+    """Do so for rows whose keys fit in memory together; each has keys of its own, so each has a product of its own."""
+    num_rows, num_blocks = blocks_TB.shape
+    offsets = torch.arange(block_size, device=blocks_TB.device)
+    entries = (blocks_TB.unsqueeze(-1) * block_size + offsets).view(num_rows, -1)
+    hidden = (blocks_TB < 0).unsqueeze(-1).expand(num_rows, num_blocks, block_size).reshape(num_rows, -1)
+    hidden = hidden | (entries >= query.visible_T.unsqueeze(1))
+    entries = entries.masked_fill(hidden, -1)
+    keys = gather_keys(entries)
+    dots = torch.cat([_dots(query.rows(row, row + 1), keys[row]) for row in range(num_rows)])
+    scores = _weigh(dots, query)[:, : entries.shape[1]]
+    ordered = order_keys(scores, entries.clamp_min(0)).masked_fill_(hidden, _HIDDEN)
+    return _pad_slots(unpack_positions(best(ordered, top_k)), top_k)

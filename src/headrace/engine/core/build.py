@@ -53,7 +53,7 @@ def _scratch(model: DeepseekV41, options: EngineOptions, threads: Threads, max_c
     """Measure what a step's rows need, on a few of them."""
     config = model.config
     blocks = plan_memory(model.state_shape, _unlimited(options), max_context, Measured(process=0, weights=0, scratch=0))
-    rows = scheduler_config(options, blocks, config.window, max_context).max_rows
+    rows = scheduler_config(options, blocks, config, max_context).max_rows
     trial = min(_TRIAL_ROWS, rows, max_context)
     ids = np.full(trial, config.bos_token_id, dtype=np.int64)
     torch.set_num_threads(threads.prefill)

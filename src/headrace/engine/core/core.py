@@ -13,7 +13,7 @@ from headrace.engine.core.account import Accountant
 from headrace.engine.core.events import ErrorEvent, Event, PrefillEvent, TokenEvent
 from headrace.engine.core.holdings import Holdings
 from headrace.engine.core.memory_plan import MemoryPlan
-from headrace.engine.core.options import EngineOptions
+from headrace.engine.core.options import EngineOptions, chunk_of
 from headrace.engine.core.prefix_cache import PrefixCache
 from headrace.engine.core.sequence import Sequence
 from headrace.engine.core.step_rows import StepRows, lay_out, run
@@ -30,6 +30,7 @@ from headrace.engine.scheduler.request import Match, Request, count_holders
 from headrace.engine.scheduler.scheduler import Scheduler
 from headrace.engine.submission import Submission
 from headrace.engine.threads import Threads
+from headrace.models.deepseek_v41.architecture import Config
 from headrace.models.deepseek_v41.model import DeepseekV41
 from headrace.text.tokenizer import Tokenizer
 
@@ -68,7 +69,7 @@ class EngineCore:
             every=options.snapshot_every,
             is_on=options.has_prefix_cache,
         )
-        self._scheduler = Scheduler(scheduler_config(options, plan, config.window, self.max_context))
+        self._scheduler = Scheduler(scheduler_config(options, plan, config, self.max_context))
         self._accountant = Accountant(config, shape, model.ngram_bytes_per_token)
         self._vocab_size = config.vocab_size if tokenizer is None else min(config.vocab_size, tokenizer.size)
         self._vocabulary: GrammarVocabulary | None = None
@@ -224,7 +225,7 @@ class EngineCore:
     def _carry_out(self, plan: StepPlan, now: float) -> None:
         holdings, cache = self._holdings, self.cache
         for preemption in plan.preemptions:
-            holdings.swap_out(self._sequences[preemption.request_id], cache)
+            holdings.swap_out(self._sequences[preemption.request_id], preemption.blocks, cache)
         cache.forget(keep=(one.request_id for one in plan.admissions))
         wanted = {one.request_id: one.blocks for one in plan.allocations}
         for admission in plan.admissions:
@@ -371,14 +372,15 @@ def choice_id(request_id: str, choice: int) -> str:
     return f"{request_id}/{choice}"
 
 
-def scheduler_config(options: EngineOptions, plan: MemoryPlan, window: int, max_context: int) -> SchedulerConfig:
+def scheduler_config(options: EngineOptions, plan: MemoryPlan, config: Config, max_context: int) -> SchedulerConfig:
     """Return the scheduler's numbers; the budget defaults to a chunk, a window and all decode rows together."""
+    chunk, window = chunk_of(options, config.hidden_size), config.window
     return SchedulerConfig(
         window=window,
         num_blocks=plan.num_blocks,
         num_slots=options.num_slots,
-        max_rows=options.max_rows or max(options.chunk, window) + window + options.num_slots,
-        chunk=options.chunk,
+        max_rows=options.max_rows or max(chunk, window) + window + options.num_slots,
+        chunk=chunk,
         max_waiting=options.max_waiting,
         max_context=max_context,
         block_bytes=plan.block_bytes,

@@ -51,15 +51,23 @@ class Holdings:
         """Let a further answer begin where its prompt was read to the end."""
         child.state = fork(_state(parent), self.slots.acquire())
 
-    def swap_out(self, sequence: Sequence, cache: PrefixCache) -> int:
-        """Move a sequence to host memory; return the number of blocks that were copied."""
+    def swap_out(self, sequence: Sequence, num_blocks: int, cache: PrefixCache) -> None:
+        """Move a sequence and `num_blocks` of its blocks to host memory.
+
+        Raises:
+            InternalError: it has fewer that nobody else reads.
+        """
         state = _state(sequence)
         slot = state.slot
-        sequence.swapped = swap_out(state, cache.index.held)
+        sequence.swapped = swap_out(state, cache.index.held, num_blocks)
         sequence.state = None
         self.slots.release(slot)
         sequence.preemptions += 1
-        return sequence.swapped.num_blocks
+        if sequence.swapped.num_blocks != num_blocks:
+            raise InternalError(
+                f"request {sequence.request_id} was to leave with {num_blocks} blocks and had "
+                f"{sequence.swapped.num_blocks} of its own"
+            )
 
     def swap_in(self, sequence: Sequence) -> None:
         """Bring a sequence back."""

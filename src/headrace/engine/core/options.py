@@ -8,6 +8,8 @@ from headrace.core.errors import UserError
 from headrace.engine.threads import check_threads
 
 Resume = Literal["exact", "replay"]
+_SMALL_HIDDEN_SIZE = 2048
+_CHUNKS = (256, 1024)  # small chunks leave more states to go on from; large ones read weights less often
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +20,7 @@ class EngineOptions:
         mode: "replay" runs the decoder on the last window of a prompt, "full" on all of it; a request may choose.
         resume: what a request does that finds tokens in the prefix cache but no window state: "exact" encodes again from
             the nearest state, "replay" rebuilds the windows approximately; a request may choose.
-        chunk: prefill rows of one request in a step, from 1.
+        chunk: prefill rows of one request in a step, from 1; None takes 256 for small models, 1,024 for others.
         max_rows: rows of a step, all requests together; None takes a chunk, a window and the slots together.
         num_slots: sequences that run at once.
         max_context: tokens of the longest sequence; None is the model's.
@@ -39,7 +41,7 @@ class EngineOptions:
 
     mode: Literal["full", "replay"] = "replay"
     resume: Resume = "exact"
-    chunk: int = 512
+    chunk: int | None = None
     max_rows: int | None = None
     num_slots: int = 16
     max_context: int | None = None
@@ -75,10 +77,15 @@ class EngineOptions:
         for name in ("snapshot_bytes", "host_bytes", "trace_steps", "headroom_blocks"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 0)
-        if self.chunk < 1:
+        if self.chunk is not None and self.chunk < 1:
             raise UserError(f"a chunk of {self.chunk} tokens is not possible; accepted is 1 or more", param="chunk")
         if self.threads is not None:
             check_threads(self.threads)
+
+
+def chunk_of(options: EngineOptions, hidden_size: int) -> int:
+    """Return the prefill rows of one request in a step."""
+    return options.chunk or _CHUNKS[hidden_size >= _SMALL_HIDDEN_SIZE]
 
 
 def _whole(name: str, value: object, low: int) -> None:
