@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from headrace import LLM
 from headrace.engine.result import Result, Timings, Work
 
 
@@ -15,3 +16,8 @@ def told(result: Result) -> Result:
         usage=replace(result.usage, cached_tokens=0),
         alternatives=tuple(map(told, result.alternatives)),
     )
+
+
+def working_steps(llm: LLM) -> list[int]:
+    """Return the numbers of the kept steps in which anything was computed."""
+    return [trace.step for trace in llm.traces() if trace.requests]

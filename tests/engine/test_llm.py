@@ -17,7 +17,7 @@ from headrace.models.deepseek_v41.batch import Mode, Span
 from headrace.models.deepseek_v41.load import load_model
 from headrace.models.deepseek_v41.model import DeepseekV41
 from tests import damage
-from tests.engine.results import told
+from tests.engine.results import told, working_steps
 from tests.factories import tiny_checkpoint, tiny_config
 from tests.golden_mini import FOLDER
 
@@ -50,11 +50,6 @@ def prompts() -> list[list[int]]:
 def answer(llm: LLM, prompt: str | list[int], **params: object) -> Result:
     (result,) = llm.generate(prompt, SamplingParams(**{"max_tokens": 6, "seed": 1, **params}))
     return result
-
-
-def num_steps(llm: LLM) -> int:
-    traces = llm.traces()
-    return traces[-1].step + 1 if traces else 0
 
 
 # -------------------------------------------------------------------------------------------------------- answers
@@ -204,10 +199,10 @@ def test_as_many_parameters_as_prompts_are_needed(llm: LLM) -> None:
 
 
 def test_refusals_come_before_anything_runs(llm: LLM) -> None:
-    before = num_steps(llm)
+    before = working_steps(llm)
     with pytest.raises(UserError, match="token id 999"):
         llm.stream([[1, 2], [999]])  # not even the first prompt is read
-    assert num_steps(llm) == before
+    assert working_steps(llm) == before
 
 
 # --------------------------------------------------------------------------------------------------- how answers end

@@ -7,10 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.engine.llm import LLM
+from headrace.engine.answer import Answer
+from headrace.engine.core.build import build_core
+from headrace.engine.core.options import EngineOptions
 from headrace.engine.sampling.params import SamplingParams
+from headrace.engine.submission import Submission
 from headrace.evaluate.trial import Trial, decoder_reach, judge_trials, plan_trial
-from headrace.models.deepseek_v41.batch import Mode, Span
+from headrace.models.deepseek_v41.batch import Mode
 from headrace.train.data.packing import IGNORE, next_token_labels
 from headrace.train.graph import Document
 from tests.evaluate.subjects import small_subject, subject_folder
@@ -27,16 +30,24 @@ def trial_of(length: int, runs: tuple[tuple[int, int], ...]) -> Trial:
     return Trial(ids, np.where(asked, labels, IGNORE), runs)
 
 
-def served(mode: Mode, ids: np.ndarray, prompt: int) -> Tensor:
-    """Return what `LLM` computes for a prompt, read in chunks, and then for every later token of `ids`."""
-    with LLM(subject_folder(), mode=mode, chunk=16) as llm:
-        request = llm._start(ids[:prompt], llm._sampler(ids[:prompt], SamplingParams(max_tokens=1)))
-        rows = [llm._prefill(request, None).unsqueeze(0)]
-        rows += [
-            llm.model.forward([Span(request.state, ids[place : place + 1], 1)]).logits
-            for place in range(prompt, len(ids))
-        ]
-    return torch.cat(rows)
+def served(mode: Mode, ids: np.ndarray, prompt: int, monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """Return what the engine computes for a prompt, read in chunks, and then for every later token of `ids`."""
+    rows: list[Tensor] = []
+
+    def take(self: Answer, token_id: int, logits_V: Tensor) -> str:
+        rows.append(logits_V)
+        return real(self, token_id, logits_V)
+
+    real, forced = Answer.take, iter(ids[prompt:].tolist())
+    engine = build_core(subject_folder(), EngineOptions(mode=mode, chunk=16, cache_tokens=512), None, None)
+    wanted = SamplingParams(max_tokens=len(ids) - prompt, ignore_eos=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Answer, "take", take)
+        patch.setattr("headrace.engine.core.core.sample_batch", lambda logits, samplers: [next(forced)])
+        engine.submit(Submission(request_id="one", prompt_ids=ids[:prompt], params=wanted, seed=0, submitted=0.0))
+        while not engine.is_idle:
+            engine.step()
+    return torch.stack(rows)
 
 
 def logits_of(trial: Trial, mode: Mode) -> Tensor:
@@ -49,16 +60,16 @@ def logits_of(trial: Trial, mode: Mode) -> Tensor:
 
 
 @pytest.mark.parametrize("mode", ["full", "replay"])
-def test_judged_logits_are_those_the_engine_serves(mode: Mode) -> None:
+def test_judged_logits_are_those_the_engine_serves(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
     """The prompt is far longer than what the decoder's windows reach in both modes, so its start is really left out."""
     prompt, length = 81, 88
     trial = trial_of(length, ((prompt - 1, length),))
     judged = replace(trial, labels=np.where(trial.labels == IGNORE, IGNORE, trial.labels))
     logits = logits_of(judged, mode)
-    wanted = served(mode, trial.token_ids, prompt)[: len(logits)]
+    wanted = served(mode, trial.token_ids, prompt, monkeypatch)[: len(logits)]
     assert len(logits) == length - prompt  # the last token has no label
     assert same_bits(logits, wanted)
-    others = served("replay" if mode == "full" else "full", trial.token_ids, prompt)[: len(logits)]
+    others = served("replay" if mode == "full" else "full", trial.token_ids, prompt, monkeypatch)[: len(logits)]
     assert not same_bits(logits, others)
 
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headrace.engine.sampling.noise import exponential_noise
-from headrace.engine.sampling.seed import draw_seed, fork_seed
 from headrace.engine.sampling.params import SamplingParams
 from headrace.engine.sampling.pipeline import sample
 from headrace.engine.sampling.ranking import keep_top_p
+from headrace.engine.sampling.seed import draw_seed, fork_seed
 from tests.engine.sampling.states import chi_square, state_of
 
 LOGITS = torch.tensor([0.3, -1.2, 1.1, 0.0, 2.0, -3.0, 0.9, 1.1])
