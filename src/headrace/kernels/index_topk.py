@@ -17,6 +17,9 @@ KEY_TILE = 4096
 _SCORE_BYTES = 8 << 20
 _HIDDEN = -(1 << 63)
 _LOW_32 = 0xFFFFFFFF
+_HIDDEN_32 = -(1 << 31)
+_LOW_16 = 0xFFFF
+_NARROW_TILE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,24 @@ def order_keys(scores_TC: Tensor, positions: Tensor) -> Tensor:
     bits = scores.view(torch.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ordered.long() << 32) | (_LOW_32 - positions)
+
+
+def _order_narrow(scores_TC: Tensor, is_hidden: Tensor) -> Tensor:
+    """Pack bfloat16 scores and places in a tile in int32, in the order of `order_keys`; at most 65,536 places.
+
+    Half the bytes of packed keys make the tile's top-k and block maxima about twice as fast.
+    """
+    bits = (scores_TC + 0.0).view(torch.int16).to(torch.int32)  # -0 becomes +0: they tie
+    ordered = bits.bitwise_xor_((bits >> 15).bitwise_and_(0x7FFF))
+    places = _LOW_16 - torch.arange(scores_TC.shape[1], dtype=torch.int32, device=scores_TC.device)
+    return ordered.bitwise_left_shift_(16).bitwise_or_(places).masked_fill_(is_hidden, _HIDDEN_32)
+
+
+def _widen_keys(keys_TK: Tensor, low: int) -> Tensor:
+    """Return int32 keys of a tile that begins at position `low` as int64 keys; they compare with each other."""
+    places = _LOW_16 - (keys_TK & _LOW_16)
+    wide = ((keys_TK >> 16).long() << 32) | (_LOW_32 - (places.long() + low))
+    return wide.masked_fill_(keys_TK == _HIDDEN_32, _HIDDEN)
 
 
 def unpack_positions(keys_TK: Tensor) -> Tensor:
@@ -177,10 +198,16 @@ def _scan_rows(
         positions = torch.arange(low, high, device=visible.device)
         scores = index_scores(query, read_keys(low, high))
         hidden = positions >= visible
-        keys = order_keys(scores, positions).masked_fill_(hidden, _HIDDEN)
-        running = best(torch.cat([running, best(keys, top_k)], 1), top_k)
-        if candidate_blocks:
-            peaks.append(_block_peaks(keys, block_size))
+        if scores.dtype == torch.bfloat16 and tile <= _NARROW_TILE:
+            narrow = _order_narrow(scores, hidden)
+            found = _widen_keys(best(narrow, top_k), low)
+            tops = _widen_keys(_block_peaks(narrow, block_size, _HIDDEN_32), low) if candidate_blocks else None
+        else:
+            keys = order_keys(scores, positions).masked_fill_(hidden, _HIDDEN)
+            found, tops = best(keys, top_k), _block_peaks(keys, block_size, _HIDDEN) if candidate_blocks else None
+        running = best(torch.cat([running, found], 1), top_k)
+        if tops is not None:
+            peaks.append(tops)
     blocks = None
     if candidate_blocks:
         blocks = keep_blocks(torch.cat(peaks, 1), query.visible_T, candidate_blocks, block_size)
@@ -192,10 +219,10 @@ def _pad_slots(picked_TK: Tensor, num_slots: int) -> Tensor:
     return picked_TK if missing == 0 else torch.nn.functional.pad(picked_TK, (0, missing), value=-1)
 
 
-def _block_peaks(keys_TC: Tensor, block_size: int) -> Tensor:
+def _block_peaks(keys_TC: Tensor, block_size: int, hidden: int) -> Tensor:
     """Return the largest packed key of every block; a block that is not visible at all keeps the hidden key."""
     missing = -keys_TC.shape[1] % block_size
-    padded = torch.nn.functional.pad(keys_TC, (0, missing), value=_HIDDEN) if missing else keys_TC
+    padded = torch.nn.functional.pad(keys_TC, (0, missing), value=hidden) if missing else keys_TC
     return padded.view(keys_TC.shape[0], -1, block_size).amax(-1)
 
 
