@@ -58,7 +58,7 @@ class LLM:
             path: the folder; None is headrace-nano, the model that ships with the package.
             load: what to load and where.
             progress: called with bytes read while loading.
-            options: fields of `EngineOptions`: `mode`, `resume`, `chunk`, `threads`, `num_slots`, `max_memory` and more.
+            options: fields of `EngineOptions`: `mode`, `resume`, `chunk`, `threads`, `num_slots`, `max_memory`, ...
 
         Raises:
             UserError: an option or the checkpoint is refused.
@@ -203,11 +203,12 @@ class LLM:
     def _run(self, requests: list[Submission], on_prefill: Callable[[int], object] | None) -> Iterator[Piece]:
         told: SimpleQueue[tuple[int, TokenEvent | PrefillEvent | HeadraceError]] = SimpleQueue()
         client = self._engine
-        for index, request in enumerate(requests):
-            client.submit(request, lambda event, index=index: told.put((index, event)))  # type: ignore[misc]
-        left = {request.request_id: request.params.n for request in requests}
+        left: dict[str, int] = {}
         read = dict.fromkeys(range(len(requests)), 0)
         try:
+            for index, request in enumerate(requests):
+                client.submit(request, lambda event, index=index: told.put((index, event)))  # type: ignore[misc]
+                left[request.request_id] = request.params.n
             while left:
                 index, event = told.get()
                 if isinstance(event, HeadraceError):

@@ -17,7 +17,7 @@ from headrace.models.deepseek_v41.plan import LayerPlan, build_plan
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Rows of one sequence in one forward pass: positions `start` .. `stop` - 1, the last `decoder_rows` in the decoder.
+    """Rows of one sequence in one forward pass: positions `start` .. `stop` - 1, `decoder_rows` in the decoder.
 
     `encoder_floor` and `decoder_floor` are the first positions their windows may look at; entries of tokens below
     `write_from` are not stored.

@@ -41,7 +41,7 @@ def build_core(
 
 
 def fingerprint(path: Path) -> Mapping[str, str]:
-    """Return what tells one checkpoint from another without reading its weights: configuration, file names and sizes."""
+    """Return what tells checkpoints apart without reading their weights: configuration, file names, sizes and times."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update((path / "config.json").read_bytes())
     for file in sorted([*path.glob("*.safetensors"), *path.glob("*.index.json"), *path.glob("tokenizer.json")]):

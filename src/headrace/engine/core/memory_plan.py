@@ -120,8 +120,8 @@ def plan_memory(shape: StateShape, options: EngineOptions, max_context: int, mea
 def _check(plan: MemoryPlan, options: EngineOptions, longest: int) -> None:
     if options.max_memory is not None and plan.num_blocks >= 1 and plan.total > options.max_memory:
         raise CapacityError(
-            f"the plan needs {plan.total:,} bytes and max_memory is {options.max_memory:,}; a smaller cache_tokens or a "
-            "larger limit is accepted",
+            f"the plan needs {plan.total:,} bytes and max_memory is {options.max_memory:,}; a smaller cache_tokens or "
+            "a larger limit is accepted",
             param="max_memory",
         )
     if plan.num_blocks < 1:

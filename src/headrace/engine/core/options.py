@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from headrace.core.errors import UserError
@@ -18,8 +19,8 @@ class EngineOptions:
 
     Attributes:
         mode: "replay" runs the decoder on the last window of a prompt, "full" on all of it; a request may choose.
-        resume: what a request does that finds tokens in the prefix cache but no window state: "exact" encodes again from
-            the nearest state, "replay" rebuilds the windows approximately; a request may choose.
+        resume: what a request does that finds tokens in the prefix cache but no window state: "exact" encodes again
+            from the nearest state, "replay" rebuilds the windows approximately; a request may choose.
         chunk: prefill rows of one request in a step, from 1; None takes 256 for small models, 1,024 for others.
         max_rows: rows of a step, all requests together; None takes a chunk, a window and the slots together.
         num_slots: sequences that run at once.
@@ -96,7 +97,7 @@ def _whole(name: str, value: object, low: int) -> None:
 def free_memory() -> int:
     """Return the bytes of memory that this machine could give now."""
     try:
-        with open("/proc/meminfo", encoding="ascii") as file:
+        with Path("/proc/meminfo").open(encoding="ascii") as file:
             for line in file:
                 if line.startswith("MemAvailable:"):
                     return int(line.split()[1]) << 10

@@ -46,10 +46,8 @@ def lay_out(plan: StepPlan, sequences: Mapping[str, Sequence], accountant: Accou
         sequence = sequences[chunk.request_id]
         token_ids = sequence.submission.prompt_ids[chunk.start : chunk.stop]
         size = chunk.stop - chunk.start
-        if sequence.mode == "full":
-            decoder_rows = size
-        else:
-            decoder_rows = min(window, sequence.num_prompt) if chunk.is_last else 0
+        tail = min(window, sequence.num_prompt) if chunk.is_last else 0
+        decoder_rows = size if sequence.mode == "full" else tail
         _add(rows, sequence, token_ids, chunk.start, decoder_rows, accountant, kind="prefill", is_last=chunk.is_last)
     return rows
 

@@ -76,8 +76,8 @@ class RequestStep:
 class StepTrace:
     """One step: when it began (seconds since the engine's start), how long it took, rows, requests, and the queue.
 
-    `waiting` names every request without rows and why; `preempted`, `returned` and `ended` who was swapped out, came back
-    or ended (with its reason) at its beginning; `free_blocks` and `cached_blocks` are those of the pool after it.
+    `waiting` names every request without rows and why; `preempted`, `returned` and `ended` who was swapped out, came
+    back or ended (with its reason) at its beginning; `free_blocks` and `cached_blocks` are those of the pool after it.
     """
 
     step: int
@@ -110,7 +110,7 @@ class TraceLog:
         self._file: IO[str] | None = None
         if file is not None:
             try:
-                self._file = Path(file).open("a", encoding="utf-8")
+                self._file = Path(file).open("a", encoding="utf-8")  # noqa: SIM115 (kept open until `close`)
             except OSError as problem:
                 raise UserError(f"cannot write {file}: {problem.strerror or problem}.", param="trace_file") from None
 

@@ -1,17 +1,18 @@
 """The front's side of the engine process: start, submit, listen, cancel, start again after a crash."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from socket import socketpair
 from typing import Any, Literal
 
 import headrace
@@ -26,7 +27,6 @@ from headrace.engine.process.messages import (
     Query,
     Ready,
     Setup,
-    Stop,
     ToEngine,
     to_error,
 )
@@ -63,7 +63,8 @@ class EngineClient:
             EngineError: the process ended while it started.
         """
         self._setup = setup
-        self._lock = threading.Lock()  # the connection's sending end and the books below
+        self._lock = threading.Lock()  # the books below; never held while a message is sent, which may take a while
+        self._sending = threading.Lock()
         self._waiting: dict[str, _Waiting] = {}
         self._answers: dict[int, SimpleQueue[Any]] = {}
         self._tokens = 0
@@ -91,14 +92,17 @@ class EngineClient:
         Raises:
             EngineError: the engine was closed or given up.
         """
-        self._send(submission, (submission.request_id, _Waiting(tell, submission.params.n)))
+        with self._lock_while_up() as link:
+            self._waiting[submission.request_id] = _Waiting(tell, submission.params.n)
+        self._write(link, submission)
 
     def cancel(self, request_id: str) -> None:
-        """End a request at the next step boundary."""
-        try:
-            self._send(Cancel(request_id))
-        except EngineError:
-            return  # it is gone with its process
+        """End a request at the next step boundary, if it has not ended yet."""
+        with self._lock:
+            link = self._link
+            if request_id not in self._waiting:
+                return
+        self._write(link, Cancel(request_id))
 
     def query(self, what: Literal["status", "traces", "audit", "clear"]) -> Any:
         """Ask the engine about itself.
@@ -107,11 +111,11 @@ class EngineClient:
             EngineError: the process ended.
         """
         queue: SimpleQueue[Any] = SimpleQueue()
-        with self._lock:
+        with self._lock_while_up() as link:
             self._tokens += 1
             token = self._tokens
             self._answers[token] = queue
-        self._send(Query(token, what))
+        self._write(link, Query(token, what))
         value = queue.get()
         if isinstance(value, HeadraceError):
             raise value
@@ -121,24 +125,33 @@ class EngineClient:
         """End the process; requests in it get an error."""
         with self._lock:
             self._is_closed = True
-            try:
-                self._link.send(Stop())
-            except OSError:
-                pass
-        self._finalizer()
+            end = self._finalizer
+        end()
+        self._is_up.set()
         self._fail_all(EngineError("the engine was closed"))
 
-    def _send(self, message: ToEngine, waiting: "tuple[str, _Waiting] | None" = None) -> None:
-        self._is_up.wait()
-        with self._lock:
-            if self._is_closed or self._given_up is not None:
-                raise self._given_up or EngineError("the engine was closed; it takes no more requests")
-            if waiting is not None:
-                self._waiting[waiting[0]] = waiting[1]
+    @contextmanager
+    def _lock_while_up(self) -> Iterator[Connection]:
+        """Hold the books while there is a process, and give its connection: who is in them when it ends is told so.
+
+        Raises:
+            EngineError: there is none any more.
+        """
+        while True:
+            self._is_up.wait()
+            with self._lock:
+                if self._is_closed or self._given_up is not None:
+                    raise self._given_up or EngineError("the engine was closed; it takes no more requests")
+                if self._is_up.is_set():
+                    yield self._link
+                    return
+
+    def _write(self, link: Connection, message: ToEngine) -> None:
+        with self._sending:
             try:
-                self._link.send(message)
+                link.send(message)
             except OSError:
-                return  # the listener tells everyone who waits
+                return  # the process ended, and the listener tells everyone who waits
 
     # -------------------------------------------------------------------------------------------------- the listener
 
@@ -167,37 +180,53 @@ class EngineClient:
 
     def _recover(self, reason: str) -> bool:
         """Tell everyone that the process ended, and start another; return whether there is one."""
-        self._is_up.clear()
-        code = self._process.wait()
-        error = EngineError(f"the engine's process ended ({reason or f'exit status {code}'}); it is started again")
-        self._fail_all(error)
-        now = time.monotonic()
-        self._restarts = [*(then for then in self._restarts if now - then < _RESTART_WINDOW_S), now]
-        try:
-            if len(self._restarts) > _MAX_RESTARTS:
-                raise EngineError(f"the engine's process ended {len(self._restarts)} times in a minute and is given up")
-            process, link = _spawn()
-            self.ready = _wait_ready(process, link, self._setup, None)
-        except HeadraceError as problem:
-            self._given_up = problem
-            self._is_up.set()
-            self._fail_all(problem)
-            return False
         with self._lock:
-            self._process, self._link = process, link
-            self._finalizer.detach()
-            self._finalizer = weakref.finalize(self, _end, process, link)
+            self._is_up.clear()
+            process, link = self._process, self._link
+        _end(process, link)
+        why = reason or f"exit status {process.returncode}"
+        self._fail_all(EngineError(f"the engine's process ended ({why}); it is started again"))
+        problem = self._start_again()
+        with self._lock:
+            self._given_up = problem
         self._is_up.set()
-        return True
+        return problem is None
+
+    def _start_again(self) -> HeadraceError | None:
+        """Start another process, once more if that ends too; return why there is none."""
+        while True:
+            now = time.monotonic()
+            self._restarts = [*(then for then in self._restarts if now - then < _RESTART_WINDOW_S), now]
+            count = len(self._restarts)
+            if count > _MAX_RESTARTS:
+                return EngineError(f"the engine's process ended {count} times in a minute and is given up")
+            try:
+                process, link = _spawn()
+            except EngineError as problem:
+                return problem
+            try:
+                ready = _wait_ready(process, link, self._setup, None)
+            except EngineError:
+                continue
+            except HeadraceError as problem:
+                return problem
+            with self._lock:
+                if not self._is_closed:
+                    self._process, self._link, self.ready = process, link, ready
+                    self._finalizer.detach()
+                    self._finalizer = weakref.finalize(self, _end, process, link)
+                    return None
+            _end(process, link)
+            return EngineError("the engine was closed")
 
     def _fail_all(self, error: HeadraceError) -> None:
         with self._lock:
             waiting, self._waiting = self._waiting, {}
             answers, self._answers = self._answers, {}
         for one in waiting.values():
-            one.tell(error)
+            one.tell(type(error)(error.message, error.param))  # each raises its own
         for answer in answers.values():
-            answer.put(error)
+            answer.put(type(error)(error.message, error.param))
 
 
 def _listen(reference: "weakref.ref[EngineClient]") -> None:
@@ -228,7 +257,7 @@ def _listen(reference: "weakref.ref[EngineClient]") -> None:
 
 
 def _spawn() -> tuple["subprocess.Popen[bytes]", Connection]:
-    mine, its = socketpair()
+    mine, its = socket.socketpair()
     package = str(Path(headrace.__file__).resolve().parent.parent)
     paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
@@ -239,6 +268,7 @@ def _spawn() -> tuple["subprocess.Popen[bytes]", Connection]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env=environment,
+            process_group=0,  # an interrupt from the terminal is for the front alone
         )
     except OSError as problem:
         mine.close()
@@ -263,16 +293,23 @@ def _wait_ready(
             elif isinstance(told, Ready):
                 return told
     except (EOFError, OSError):
-        raise EngineError(f"the engine's process ended while it started (exit status {process.wait()})") from None
+        _end(process, link)
+        raise EngineError(f"the engine's process ended while it started (exit status {process.returncode})") from None
     except BaseException:
         _end(process, link)
         raise
 
 
 def _end(process: "subprocess.Popen[bytes]", link: Connection) -> None:
-    link.close()
+    """Hang up, which ends the process; one that takes too long is killed."""
+    try:
+        with socket.fromfd(link.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
+            end.shutdown(socket.SHUT_RDWR)  # wakes whoever waits at either end; closing alone does not
+    except OSError:
+        pass  # it hung up first
     try:
         process.wait(_END_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    link.close()

@@ -46,11 +46,6 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Stop:
-    """End the process."""
-
-
-@dataclass(frozen=True)
 class Progress:
     """Bytes read since the last one, while loading."""
 
@@ -83,7 +78,7 @@ class Failed:
     param: str | None
 
 
-ToEngine = Setup | Submission | Cancel | Query | Stop
+ToEngine = Setup | Submission | Cancel | Query
 FromEngine = Progress | Ready | Answer | Failed | list[Event]
 
 _KINDS: dict[str, type[HeadraceError]] = {

@@ -15,7 +15,7 @@ from headrace.engine.core.build import build_core
 from headrace.engine.core.core import EngineCore
 from headrace.engine.core.events import ErrorEvent
 from headrace.engine.core.memory_plan import MemoryPlan, peak_bytes, resident_bytes
-from headrace.engine.process.messages import Answer, Cancel, Failed, Progress, Query, Ready, Setup, Stop, ToEngine
+from headrace.engine.process.messages import Answer, Cancel, Failed, Progress, Query, Ready, Setup, ToEngine
 from headrace.engine.submission import Submission
 
 
@@ -25,7 +25,12 @@ def main() -> int:
     link = Connection(int(sys.argv[1]))
     try:
         core = _start(link)
-        return 1 if core is None else _serve(core, link)
+        if core is None:
+            return 1
+        try:
+            return _serve(core, link)
+        finally:
+            core.close()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0  # the front is gone
 
@@ -47,11 +52,7 @@ def _start(link: Connection) -> EngineCore | None:
 def _serve(core: EngineCore, link: Connection) -> int:
     while True:
         while link.poll(None if core.is_idle else 0):
-            message = link.recv()
-            if isinstance(message, Stop):
-                core.close()
-                return 0
-            _handle(core, link, message)
+            _handle(core, link, link.recv())
         try:
             events = core.step()
         except HeadraceError as error:
