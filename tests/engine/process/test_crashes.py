@@ -1,0 +1,151 @@
+"""When a process goes away, on either side, nobody waits for it."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from headrace import LLM, SamplingParams
+from headrace.core.errors import EngineError, UserError
+from headrace.engine.process import client
+from tests.engine.process.living import children, is_running, read_long, wait_until
+from tests.engine.results import told
+
+PROMPTS = [[5, 6, 7], [1, 2] * 40, [9] * 20]
+SHORT = SamplingParams(max_tokens=5, seed=1, ignore_eos=True)
+
+
+def kill(llm: LLM) -> None:
+    os.kill(llm.status()["pid"], signal.SIGKILL)
+
+
+def test_a_killed_engine_fails_its_requests_and_is_started_again_three_times_a_minute(folder: Path) -> None:
+    with LLM(folder, threads=1) as llm:
+        expected = told(llm.generate([PROMPTS[0]], SHORT)[0])
+        for _ in range(3):
+            readers, old = read_long(llm, PROMPTS), llm.status()["pid"]
+            killed = time.monotonic()
+            kill(llm)
+            for reader in readers:
+                outcome = reader.join()
+                assert isinstance(outcome, EngineError)
+                assert "process ended (exit status -9); it is started again" in outcome.message
+                assert reader.ended_at - killed < 5
+            assert told(llm.generate([PROMPTS[0]], SHORT)[0]) == expected
+            assert llm.status()["pid"] != old
+            llm.audit()
+        (reader,) = read_long(llm, PROMPTS[:1])
+        kill(llm)
+        assert isinstance(reader.join(), EngineError)
+        for _ in range(2):
+            with pytest.raises(EngineError, match="ended 4 times in a minute and is given up"):
+                llm.generate([PROMPTS[0]], SHORT)
+            with pytest.raises(EngineError, match="given up"):
+                llm.status()
+
+
+def test_an_engine_that_does_not_come_up_again_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(folder, threads=1) as llm:
+        readers = read_long(llm, PROMPTS[:1])
+        starts, link = [], client._spawn
+
+        def ending() -> object:
+            process, connection = link()
+            process.kill()
+            starts.append(process)
+            return process, connection
+
+        monkeypatch.setattr(client, "_spawn", ending)
+        kill(llm)
+        assert isinstance(readers[0].join(), EngineError)
+        with pytest.raises(EngineError, match="given up"):
+            llm.generate([PROMPTS[0]], SHORT)
+        assert len(starts) == 3
+        assert all(process.returncode == -9 for process in starts)
+
+
+FRONT = """
+import sys
+from headrace import LLM, SamplingParams
+busy, idle = LLM(sys.argv[1], threads=1), LLM(sys.argv[1], threads=1)
+pieces = busy.stream([[1, 2, 3]], SamplingParams(max_tokens=1500, ignore_eos=True))
+next(pieces)
+print(busy.status()["pid"], idle.status()["pid"], flush=True)
+if sys.argv[2] == "stay":
+    for piece in pieces:
+        pass
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("end", ["stay", "leave"])
+def test_engines_end_with_their_front_busy_or_idle(folder: Path, end: str) -> None:
+    command = [sys.executable, "-c", FRONT, str(folder), end]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as front:
+        assert front.stdout is not None
+        pids = [int(word) for word in front.stdout.readline().split()]
+        began = time.monotonic()
+        assert len(pids) == 2
+        if end == "stay":
+            assert all(map(is_running, pids))
+            front.kill()
+        front.wait(30)
+        wait_until(lambda: not any(map(is_running, pids)), 10)
+        assert time.monotonic() - began < 9  # nobody was waited for until it had to be killed
+        assert front.returncode == (-9 if end == "stay" else 0)
+
+
+def test_an_engine_that_nobody_holds_any_more_ends(folder: Path) -> None:
+    llm = LLM(folder, threads=1)
+    pid, began = llm.status()["pid"], time.monotonic()
+    del llm
+    gc.collect()
+    wait_until(lambda: not is_running(pid))
+    assert time.monotonic() - began < 9
+
+
+def test_closing_fails_what_runs_and_ends_the_process(folder: Path) -> None:
+    llm = LLM(folder, threads=1)
+    readers, pid = read_long(llm, PROMPTS), llm.status()["pid"]
+    began = time.monotonic()
+    llm.close()
+    for reader in readers:
+        outcome = reader.join()
+        assert isinstance(outcome, EngineError)
+        assert "closed" in outcome.message
+    assert time.monotonic() - began < 9
+    assert not is_running(pid)
+    with pytest.raises(UserError, match="this LLM was closed"):
+        llm.generate([1])
+
+
+def generate(folder: Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "headrace", "generate", str(folder), "--prompt", "a", "--max-tokens", "1500"]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, bufsize=1
+    )
+
+
+@pytest.mark.parametrize("moment", ["loading", "talking"])
+def test_an_interrupt_of_the_command_leaves_nothing_behind(folder: Path, moment: str) -> None:
+    with generate(folder) as front:
+        assert front.stdout is not None
+        assert front.stderr is not None
+        wait_until(lambda: children(front.pid))
+        (engine,) = children(front.pid)
+        if moment == "talking":
+            assert front.stdout.read(1)
+        else:
+            time.sleep(0.3)
+        os.killpg(front.pid, signal.SIGINT)
+        front.wait(30)
+        assert front.returncode == 130
+        said = front.stderr.read()
+        assert said.strip().endswith("headrace: interrupted.")
+        assert "Traceback" not in said
+        wait_until(lambda: not is_running(engine), 10)
