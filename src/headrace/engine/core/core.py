@@ -12,7 +12,7 @@ from headrace.engine.answer import Answer
 from headrace.engine.core.account import Accountant
 from headrace.engine.core.events import ErrorEvent, Event, PrefillEvent, TokenEvent
 from headrace.engine.core.holdings import Holdings
-from headrace.engine.core.memory_plan import MemoryPlan
+from headrace.engine.core.memory_plan import MemoryGuard, MemoryPlan
 from headrace.engine.core.options import EngineOptions, chunk_of
 from headrace.engine.core.prefix_cache import PrefixCache
 from headrace.engine.core.sequence import Sequence
@@ -76,6 +76,7 @@ class EngineCore:
         self._sequences: dict[str, Sequence] = {}
         self._results: dict[str, dict[int, Result]] = {}
         self.traces = TraceLog(options.trace_steps, options.trace_file)
+        self._guard = MemoryGuard(plan)
         self._began = time.monotonic()
         self._steps = self._arrivals = 0
 
@@ -177,6 +178,7 @@ class EngineCore:
         if self.options.is_audited:
             self.audit()
         self._steps += 1
+        self._guard.after_step()
         if self.traces.is_on:
             self.traces.add(self._trace(plan, rows, began))
         return events

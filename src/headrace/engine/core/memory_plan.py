@@ -1,5 +1,6 @@
 """What an engine's memory is spent on, stated before it starts."""
 
+import ctypes
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ _DEFAULT_CONTEXTS = 4
 _DEFAULT_SHARE = 0.25  # of the free memory, for blocks, where no limit is given
 _SNAPSHOT_SHARE = 0.1
 _MIN_SNAPSHOTS = 64
+_LIBRARY_CACHES = 192 << 20  # oneDNN keeps up to 1,024 compiled products, 0.1 to 0.16 MB each
+_GUARDED_SHARE = 0.95
+_LOOK_EVERY = 8
 _STATUS = Path("/proc/self/status")
 
 
@@ -25,6 +29,7 @@ class MemoryPlan:
 
     Attributes:
         process: interpreter and libraries, measured before loading.
+        libraries: what PyTorch's libraries keep for products of shapes they have met.
         weights: the model, n-gram tables included, measured after loading.
         scratch: what one step of `max_rows` rows needs while it runs, measured.
         blocks: `num_blocks` blocks of 128 tokens.
@@ -34,6 +39,7 @@ class MemoryPlan:
     """
 
     process: int
+    libraries: int
     weights: int
     scratch: int
     blocks: int
@@ -47,7 +53,8 @@ class MemoryPlan:
     @property
     def total(self) -> int:
         """All of it."""
-        return self.process + self.weights + self.scratch + self.blocks + self.slots + self.snapshots + self.host
+        before = self.process + self.libraries + self.weights + self.scratch
+        return before + self.blocks + self.slots + self.snapshots + self.host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +96,7 @@ def plan_memory(shape: StateShape, options: EngineOptions, max_context: int, mea
     longest = -(-max_context // BLOCK_TOKENS)
     slots = options.num_slots * per_slot
     host = options.host_bytes if options.host_bytes is not None else per_slot + longest * per_block
-    fixed = measured.process + measured.weights + measured.scratch + slots + host
+    fixed = measured.process + _LIBRARY_CACHES + measured.weights + measured.scratch + slots + host
     if options.cache_tokens is not None:
         count = -(-options.cache_tokens // BLOCK_TOKENS)
     elif options.max_memory is not None:
@@ -103,6 +110,7 @@ def plan_memory(shape: StateShape, options: EngineOptions, max_context: int, mea
         snapshots = max(least, int(_SNAPSHOT_SHARE * max(0, count) * per_block))
     plan = MemoryPlan(
         process=measured.process,
+        libraries=_LIBRARY_CACHES,
         weights=measured.weights,
         scratch=measured.scratch,
         blocks=count * per_block,
@@ -128,7 +136,7 @@ def _check(plan: MemoryPlan, options: EngineOptions, longest: int) -> None:
         least = plan.total - plan.blocks - plan.snapshots + longest * plan.block_bytes
         raise CapacityError(
             f"max_memory is {options.max_memory:,} bytes; one sequence of the longest kind needs {least:,} "
-            f"({plan.process + plan.weights:,} for process and weights, {plan.scratch:,} scratch, "
+            f"({plan.process + plan.libraries + plan.weights:,} for process, libraries and weights, {plan.scratch:,} scratch, "
             f"{plan.slots:,} slots, {plan.host:,} for preempted requests, {longest} blocks of {plan.block_bytes:,})",
             param="max_memory",
         )
@@ -168,3 +176,22 @@ def _status(name: str) -> int:
     except OSError:
         return 0
     return 0
+
+
+class MemoryGuard:
+    """Gives freed memory back to the system before the process grows past its plan. Owns when it last looked."""
+
+    def __init__(self, plan: MemoryPlan) -> None:
+        self._limit = int(_GUARDED_SHARE * plan.total)
+        self._steps = 0
+        self._trim: Callable[[int], int] | None = None
+        try:
+            self._trim = ctypes.CDLL(None).malloc_trim
+        except (OSError, AttributeError):
+            return  # another C library: it keeps no such heap
+
+    def after_step(self) -> None:
+        """Look every few steps."""
+        self._steps += 1
+        if self._steps % _LOOK_EVERY == 0 and self._trim is not None and resident_bytes() > self._limit:
+            self._trim(0)
