@@ -50,6 +50,7 @@ class Reader:
     pieces: list[Piece] = field(default_factory=list)
     outcome: BaseException | None = None
     ended_at: float = 0.0
+    _is_stopped: bool = False
 
     def __post_init__(self) -> None:
         self.thread = threading.Thread(target=self._read, daemon=True)
@@ -59,9 +60,16 @@ class Reader:
         try:
             for piece in self.llm.stream([self.prompt], self.params):
                 self.pieces.append(piece)
+                if self._is_stopped:
+                    break
         except (HeadraceError, AssertionError) as error:
             self.outcome = error
         self.ended_at = time.monotonic()
+
+    def stop(self) -> None:
+        """Read no further."""
+        self._is_stopped = True
+        self.join()
 
     def join(self) -> BaseException | None:
         """Wait for the end and return the outcome."""

@@ -301,7 +301,10 @@ def _wait_ready(
 
 
 def _end(process: "subprocess.Popen[bytes]", link: Connection) -> None:
-    """Hang up, which ends the process; one that takes too long is killed."""
+    """Hang up, which ends the process; one that takes too long is killed.
+
+    The connection itself is closed when the last thread lets go of it: the number of a closed file is soon another's.
+    """
     try:
         with socket.fromfd(link.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
             end.shutdown(socket.SHUT_RDWR)  # wakes whoever waits at either end; closing alone does not
@@ -312,4 +315,3 @@ def _end(process: "subprocess.Popen[bytes]", link: Connection) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    link.close()
