@@ -92,7 +92,7 @@ def test_a_deadline_ends_an_answer_with_what_there_is(llm: LLM) -> None:
             {"max_memory": 1000},
             CapacityError,
             "max_memory is 1,000 bytes; one sequence of the longest kind needs",
-            "max",
+            "max_memory",
         ),
         ({"max_rows": 20}, UserError, "max_rows is 20; accepted is 24 or more: a window of 8 rows", "max_rows"),
         ({"trace_file": "/no/such/folder/a"}, UserError, "cannot write /no/such/folder/a: No such file", "trace_file"),
