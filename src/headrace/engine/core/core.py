@@ -17,11 +17,13 @@ from headrace.engine.core.options import EngineOptions, chunk_of
 from headrace.engine.core.prefix_cache import PrefixCache
 from headrace.engine.core.sequence import Sequence
 from headrace.engine.core.step_rows import StepRows, lay_out, run
-from headrace.engine.core.trace import StepTrace, TraceLog
+from headrace.engine.core.trace import TraceLog
+from headrace.engine.core.trace_step import trace_of
 from headrace.engine.result import FinishReason, Result
 from headrace.engine.sampling.pipeline import RowError, sample_batch
+from headrace.engine.sampling.spec import Structured
 from headrace.engine.sampling.state import SamplerState
-from headrace.engine.sampling.structured import Matcher, compile_structured
+from headrace.engine.sampling.structured import Compiled, compile_structured
 from headrace.engine.sampling.vocabulary import GrammarVocabulary
 from headrace.engine.scheduler.config import SchedulerConfig
 from headrace.engine.scheduler.entry import EndReason
@@ -82,15 +84,16 @@ class EngineCore:
 
     # ---------------------------------------------------------------------------------------------------- requests
 
-    def submit(self, submission: Submission) -> None:
-        """Take a request.
+    def submit(self, submission: Submission, compiled: Compiled | None = None) -> None:
+        """Take a request; its structure is compiled here if nobody did before.
 
         Raises:
             UserError: something in it is refused, or it can never fit (CapacityError), or too many wait.
         """
         params, name = submission.params, submission.request_id
         mode = params.mode or ("full" if params.num_prompt_alternatives is not None else self.options.mode)
-        answer = Answer(submission.prompt_ids, self._sampler(submission), self.tokenizer, self.max_context)
+        sampler = self._sampler(submission, compiled)
+        answer = Answer(submission.prompt_ids, sampler, self.tokenizer, self.max_context)
         room = self.max_context - len(submission.prompt_ids)
         self._arrivals += 1
         self._scheduler.submit(
@@ -180,7 +183,7 @@ class EngineCore:
         self._steps += 1
         self._guard.after_step()
         if self.traces.is_on:
-            self.traces.add(self._trace(plan, rows, began))
+            self._note(plan, rows, began)
         return events
 
     def _match(self, request: Request, starting: tuple[str, ...]) -> Match:
@@ -326,47 +329,41 @@ class EngineCore:
             return []
         return [ErrorEvent(request_id=name, kind=type(error).__name__, message=error.message, param=error.param)]
 
-    def _sampler(self, submission: Submission) -> SamplerState:
+    def compile(self, structured: Structured) -> Compiled:
+        """Compile a structure for this vocabulary; one thread at a time may do so.
+
+        Raises:
+            UserError: it is refused, or the checkpoint has no tokenizer.
+        """
+        if self.tokenizer is None:
+            raise UserError("the checkpoint has no tokenizer.json, so no structure can be asked for", "structured")
+        if self._vocabulary is None:
+            self._vocabulary = GrammarVocabulary(self.tokenizer, self.model.config.eos_token_id)
+        return compile_structured(structured, self._vocabulary)
+
+    def _sampler(self, submission: Submission, compiled: Compiled | None) -> SamplerState:
+        structured = submission.params.structured
+        if structured is not None and compiled is None:
+            compiled = self.compile(structured)
         return SamplerState(
             submission.params,
             submission.prompt_ids,
             seed=submission.seed,
             eos_token_id=self.model.config.eos_token_id,
             vocab_size=self._vocab_size,
-            matcher=self._matcher(submission),
+            matcher=None if compiled is None else compiled.start(),
         )
 
-    def _matcher(self, submission: Submission) -> Matcher | None:
-        structured = submission.params.structured
-        if structured is None:
-            return None
-        if self.tokenizer is None:
-            raise UserError("the checkpoint has no tokenizer.json, so no structure can be asked for", "structured")
-        if self._vocabulary is None:
-            self._vocabulary = GrammarVocabulary(self.tokenizer, self.model.config.eos_token_id)
-        return compile_structured(structured, self._vocabulary).start()
-
     # ---------------------------------------------------------------------------------------------------------- books
+
+    def _note(self, plan: StepPlan, rows: StepRows, began: float) -> None:
+        books = (self._holdings.blocks.num_free, len(self.cache.index.block_ids))
+        times = (began - self._began, time.monotonic() - began)
+        self.traces.add(trace_of(self._steps, times, plan, rows.steps, books))
 
     def _use_threads(self, count: int) -> None:
         if torch.get_num_threads() != count:
             torch.set_num_threads(count)
-
-    def _trace(self, plan: StepPlan, rows: StepRows, began: float) -> StepTrace:
-        blocks = self._holdings.blocks
-        return StepTrace(
-            step=self._steps,
-            began_s=began - self._began,
-            seconds=time.monotonic() - began,
-            rows=plan.rows,
-            requests=tuple(rows.steps),
-            waiting=tuple((name, reason.value) for name, reason in plan.waits),
-            preempted=tuple(one.request_id for one in plan.preemptions),
-            returned=tuple(one.request_id for one in plan.swap_ins),
-            ended=tuple((one.request_id, one.reason.value) for one in plan.ended),
-            free_blocks=blocks.num_free,
-            cached_blocks=len(self.cache.index.block_ids),
-        )
 
 
 def choice_id(request_id: str, choice: int) -> str:

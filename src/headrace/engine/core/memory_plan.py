@@ -136,8 +136,8 @@ def _check(plan: MemoryPlan, options: EngineOptions, longest: int) -> None:
         least = plan.total - plan.blocks - plan.snapshots + longest * plan.block_bytes
         raise CapacityError(
             f"max_memory is {options.max_memory:,} bytes; one sequence of the longest kind needs {least:,} "
-            f"({plan.process + plan.libraries + plan.weights:,} for process, libraries and weights, {plan.scratch:,} scratch, "
-            f"{plan.slots:,} slots, {plan.host:,} for preempted requests, {longest} blocks of {plan.block_bytes:,})",
+            f"({plan.process + plan.libraries + plan.weights:,} for process, libraries and weights, "
+            f"{plan.scratch:,} scratch, {plan.slots:,} slots, {plan.host:,} for preempted requests, {longest} blocks of {plan.block_bytes:,})",
             param="max_memory",
         )
 

@@ -15,8 +15,12 @@ from headrace.engine.core.build import build_core
 from headrace.engine.core.core import EngineCore
 from headrace.engine.core.events import ErrorEvent
 from headrace.engine.core.memory_plan import MemoryPlan, peak_bytes, resident_bytes
+from headrace.engine.process.compiler import Compiler
 from headrace.engine.process.messages import Answer, Cancel, Failed, Progress, Query, Ready, Setup, ToEngine
+from headrace.engine.sampling.structured import Compiled
 from headrace.engine.submission import Submission
+
+_COMPILE_POLL_S = 0.005
 
 
 def main() -> int:
@@ -50,9 +54,16 @@ def _start(link: Connection) -> EngineCore | None:
 
 
 def _serve(core: EngineCore, link: Connection) -> int:
+    compiler = Compiler(core.compile)
     while True:
-        while link.poll(None if core.is_idle else 0):
-            _handle(core, link, link.recv())
+        while link.poll(_patience(core, compiler)):
+            _handle(core, compiler, link, link.recv())
+        for submission, compiled, is_cancelled in compiler.done():
+            _submit(core, link, submission, compiled)
+            if is_cancelled:
+                core.cancel(submission.request_id)
+        if core.is_idle:
+            continue
         try:
             events = core.step()
         except HeadraceError as error:
@@ -62,18 +73,36 @@ def _serve(core: EngineCore, link: Connection) -> int:
             link.send(events)
 
 
-def _handle(core: EngineCore, link: Connection, message: ToEngine) -> None:
+def _patience(core: EngineCore, compiler: Compiler) -> float | None:
+    """Return how long to wait for a message: for ever only where there is nothing else to do."""
+    if not core.is_idle:
+        return 0
+    return _COMPILE_POLL_S if compiler.is_busy else None
+
+
+def _handle(core: EngineCore, compiler: Compiler, link: Connection, message: ToEngine) -> None:
     if isinstance(message, Submission):
-        try:
-            core.submit(message)
-        except HeadraceError as error:
-            refused = _failed(error)
-            name = message.request_id
-            link.send([ErrorEvent(request_id=name, kind=refused.kind, message=refused.message, param=refused.param)])
+        if message.params.structured is not None:
+            compiler.add(message, message.params.structured)
+        else:
+            _submit(core, link, message, None)
     elif isinstance(message, Cancel):
-        core.cancel(message.request_id)
+        if not compiler.cancel(message.request_id):
+            core.cancel(message.request_id)
     elif isinstance(message, Query):
         link.send(Answer(message.token, _answer(core, message)))
+
+
+def _submit(
+    core: EngineCore, link: Connection, submission: Submission, compiled: Compiled | HeadraceError | None
+) -> None:
+    try:
+        if isinstance(compiled, HeadraceError):
+            raise compiled
+        core.submit(submission, compiled)
+    except HeadraceError as error:
+        refused, name = _failed(error), submission.request_id
+        link.send([ErrorEvent(request_id=name, kind=refused.kind, message=refused.message, param=refused.param)])
 
 
 def _answer(core: EngineCore, query: Query) -> Any:
