@@ -2,16 +2,23 @@
 
 Runs the engine's core in this process (so that CPU time is all of it) on headrace-nano, or on a checkpoint folder.
 Bounds: eight streams decode at least 2.3 times the tokens/s of one; behind a shared prefix of 7,000 tokens, the time to
-the first token is at most 1.5 (suffix + 2 W) / N of that of the same prompt read anew.
+the first token is at most 1.5 (suffix + 2 W) / N of that of the same prompt read anew; an engine under load stays
+within 1.05 of the bytes of its plan; counting what each step did for whom takes at most 2 % of a step.
 """
 
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from headrace import LLM
 from headrace.core.shipped import shipped_model
+from headrace.engine.core.account import Accountant
 from headrace.engine.core.build import build_core
 from headrace.engine.core.core import EngineCore
 from headrace.engine.core.options import EngineOptions
@@ -23,6 +30,9 @@ from ._measure import Figure, Sample, parser, progress, report, time_figure
 STREAMS = 8
 MIN_SPEEDUP = 2.3
 MAX_SHARE = 1.5
+MAX_MEMORY = 1.05
+MAX_TRACE = 0.02
+LOAD = 24
 STEPS = 40
 PROMPT = 300
 
@@ -30,18 +40,19 @@ PROMPT = 300
 class Engine:
     """A core without a prefix cache or with one, and requests of random tokens for it."""
 
-    def __init__(self, folder: Path, threads: int, *, has_cache: bool) -> None:
-        options = EngineOptions(threads=threads, num_slots=STREAMS, has_prefix_cache=has_cache, trace_steps=STEPS)
+    def __init__(self, folder: Path, threads: int, *, has_cache: bool, trace_file: str | None = None) -> None:
+        options = EngineOptions(
+            threads=threads, num_slots=STREAMS, has_prefix_cache=has_cache, trace_steps=STEPS, trace_file=trace_file
+        )
         self.core: EngineCore = build_core(folder, options, None, None)
         self._count = 0
 
     def submit(self, ids: np.ndarray, max_tokens: int) -> None:
+        """Ask for a greedy answer of `max_tokens` tokens."""
         self._count += 1
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=1)
         self.core.submit(
-            Submission(
-                request_id=f"{self._count}", prompt_ids=ids, params=params, seed=1, submitted=time.monotonic()
-            )
+            Submission(request_id=f"{self._count}", prompt_ids=ids, params=params, seed=1, submitted=time.monotonic())
         )
 
     def run(self, until_tokens: int = 0) -> Sample:
@@ -65,12 +76,12 @@ def streams(folder: Path, args_threads: int, repetitions: int) -> list[Figure]:
     engine = Engine(folder, args_threads, has_cache=False)
     took: dict[int, list[Sample]] = {1: [], STREAMS: []}
     for repetition in range(repetitions):
-        for count in took:
+        for count, samples in took.items():
             for stream in range(count):
                 engine.submit(ids(engine.core, PROMPT, stream + 1), STEPS)
             engine.run(until_tokens=count)
-            took[count].append(engine.run())
-            progress(f"{count} streams, round {repetition}: {took[count][-1].cpu_s:.2f} CPU-s")
+            samples.append(engine.run())
+            progress(f"{count} streams, round {repetition}: {samples[-1].cpu_s:.2f} CPU-s")
     rates = {count: [count * (STEPS - 1) / one.cpu_s for one in samples] for count, samples in took.items()}
     ratios = [many / one for one, many in zip(rates[1], rates[STREAMS], strict=True)]
     return [
@@ -104,18 +115,71 @@ def first_token(folder: Path, threads: int, repetitions: int, prefix: int, suffi
     ]
 
 
+def tracing(folder: Path, threads: int, repetitions: int) -> list[Figure]:
+    """Decode eight streams and count the time that goes into the trace, its JSON lines included."""
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as place:
+        engine = Engine(folder, threads, has_cache=False, trace_file=str(Path(place) / "trace.jsonl"))
+        shares = []
+        for _ in range(repetitions):
+            for stream in range(STREAMS):
+                engine.submit(ids(engine.core, PROMPT, stream + 1), STEPS)
+            engine.run(until_tokens=STREAMS)
+            with counted(Accountant, "count") as counting, counted(EngineCore, "_note") as noting:
+                took = engine.run()
+            shares.append((counting[0] + noting[0]) / took.cpu_s)
+    return [Figure(f"trace of {STREAMS} streams / their steps", "ratio", shares, "same run", bound=MAX_TRACE)]
+
+
+@contextmanager
+def counted(owner: type, name: str) -> Iterator[list[float]]:
+    """Count the CPU seconds of a method while this is open."""
+    spent, kept = [0.0], getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        began = time.process_time()
+        try:
+            return kept(*args, **kwargs)
+        finally:
+            spent[0] += time.process_time() - began
+
+    setattr(owner, name, call)
+    try:
+        yield spent
+    finally:
+        setattr(owner, name, kept)
+
+
+def memory(folder: Path, threads: int) -> list[Figure]:
+    """Load an engine in a process of its own with long and short prompts; its peak against its plan."""
+    with LLM(folder, threads=threads, num_slots=STREAMS) as llm:
+        lengths = np.random.default_rng(0).integers(500, 4000, LOAD)
+        size = llm.config.vocab_size
+        prompts = [np.random.default_rng(int(n)).integers(size // 8, size - size // 8, n).tolist() for n in lengths]
+        llm.generate(prompts, SamplingParams(max_tokens=24, ignore_eos=True, logprobs=False))
+        status = llm.status()
+    planned, peak = float(status["planned_bytes"]), float(status["peak_bytes"])
+    return [
+        Figure("planned memory", "bytes", [planned], "-"),
+        Figure(f"peak memory of {LOAD} prompts / plan", "ratio", [peak / planned], "the plan", bound=MAX_MEMORY),
+    ]
+
+
 def main() -> int:
     """Measure and report."""
     made = parser(__doc__)
     made.add_argument("path", nargs="?", type=Path, help="a checkpoint folder (the shipped model)")
     made.add_argument("--prefix", type=int, default=7000, metavar="N", help="tokens that prompts share (7,000)")
-    made.add_argument("--suffix", type=int, nargs="+", default=[50, 200], metavar="N", help="tokens after them (50 200)")
+    made.add_argument(
+        "--suffix", type=int, nargs="+", default=[50, 200], metavar="N", help="tokens after them (50 200)"
+    )
     args = made.parse_args()
     torch.set_num_threads(args.threads)
     folder = args.path or shipped_model()
     figures = streams(folder, args.threads, args.repetitions)
     for suffix in args.suffix:
         figures += first_token(folder, args.threads, args.repetitions, args.prefix, suffix)
+    figures += tracing(folder, args.threads, args.repetitions)
+    figures += memory(folder, args.threads)
     return report("The engine", args, figures, {"model": folder.name})
 
 

@@ -137,7 +137,8 @@ def _check(plan: MemoryPlan, options: EngineOptions, longest: int) -> None:
         raise CapacityError(
             f"max_memory is {options.max_memory:,} bytes; one sequence of the longest kind needs {least:,} "
             f"({plan.process + plan.libraries + plan.weights:,} for process, libraries and weights, "
-            f"{plan.scratch:,} scratch, {plan.slots:,} slots, {plan.host:,} for preempted requests, {longest} blocks of {plan.block_bytes:,})",
+            f"{plan.scratch:,} scratch, {plan.slots:,} slots, {plan.host:,} for preempted requests, "
+            f"{longest} blocks of {plan.block_bytes:,})",
             param="max_memory",
         )
 
