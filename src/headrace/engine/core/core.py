@@ -101,7 +101,7 @@ class EngineCore:
                 request_id=choice_id(name, 0),
                 arrival=self._arrivals,
                 prompt_tokens=len(submission.prompt_ids),
-                max_new_tokens=min(params.max_tokens, room),
+                max_new_tokens=max(0, min(params.max_tokens, room)),
                 priority=params.priority,
                 deadline=submission.deadline,
                 mode=mode,
