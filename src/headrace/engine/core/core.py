@@ -191,7 +191,7 @@ class EngineCore:
         found = self.cache.look_up(sequence)
         tables = {one.request_id: one.block_ids for one in self._sequences.values() if one is not sequence}
         tables |= {name: list(self.cache.matched_blocks(name)) for name in starting}
-        leader, tokens = self._leader(sequence, found.row)
+        leader, tokens = self._leader(sequence, found.row, starting)
         return Match(
             cached_tokens=found.num_tokens,
             first_row=found.row,
@@ -200,17 +200,22 @@ class EngineCore:
             wait_tokens=tokens,
         )
 
-    def _leader(self, sequence: Sequence, row: int) -> tuple[str | None, int]:
-        """Return a request in prefill that is about to make much more of this prompt's beginning reusable."""
+    def _leader(self, sequence: Sequence, row: int, starting: tuple[str, ...]) -> tuple[str | None, int]:
+        """Return a request, reading or starting now, that makes much more of this prompt's beginning reusable."""
         best, most = None, row + self.model.config.window
         if not self.options.has_prefix_cache or sequence.mode == "full":
             return None, 0
         for other in self._sequences.values():
-            state = other.state
-            if state is None or other.choice or state.length >= other.num_prompt or other is sequence:
+            if other.choice or other is sequence:
+                continue
+            if other.state is not None:
+                length = other.state.length
+            elif other.request_id in starting:
+                length = self.cache.matched_row(other.request_id)
+            else:
                 continue
             common = other.chain.common(sequence.chain)
-            if common > max(most, state.length):
+            if length < other.num_prompt and common > max(most, length):
                 best, most = other, common
         return (None, 0) if best is None else (best.request_id, most)
 

@@ -73,6 +73,11 @@ class PrefixCache:
         found = self._matches.get(request_id)
         return found[0].block_ids if found is not None else ()
 
+    def matched_row(self, request_id: str) -> int:
+        """Return the first row that a request with a match in this step will compute."""
+        found = self._matches.get(request_id)
+        return found[0].row if found is not None else 0
+
     def begin(self, sequence: Sequence, slot: Slot) -> SequenceState:
         """Return the state that a sequence starts with, on its slot, after its match if it has one."""
         state = SequenceState.on_slot(slot, BlockTable(self._blocks))
