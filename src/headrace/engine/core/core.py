@@ -19,7 +19,7 @@ from headrace.engine.core.sequence import Sequence
 from headrace.engine.core.step_rows import StepRows, lay_out, run
 from headrace.engine.core.trace import TraceLog
 from headrace.engine.core.trace_step import trace_of
-from headrace.engine.result import FinishReason, Result
+from headrace.engine.result import FinishReason
 from headrace.engine.sampling.pipeline import RowError, sample_batch
 from headrace.engine.sampling.spec import Structured
 from headrace.engine.sampling.state import SamplerState
@@ -76,7 +76,6 @@ class EngineCore:
         self._vocab_size = config.vocab_size if tokenizer is None else min(config.vocab_size, tokenizer.size)
         self._vocabulary: GrammarVocabulary | None = None
         self._sequences: dict[str, Sequence] = {}
-        self._results: dict[str, dict[int, Result]] = {}
         self.traces = TraceLog(options.trace_steps, options.trace_file)
         self._guard = MemoryGuard(plan)
         self._began = time.monotonic()
@@ -119,7 +118,6 @@ class EngineCore:
                 mode=mode,
                 can_replay=(params.resume or self.options.resume) == "replay",
             )
-        self._results[name] = {}
 
     def cancel(self, request_id: str) -> None:
         """End a request, with all its answers, at the next step boundary; unknown ones are ended already."""
