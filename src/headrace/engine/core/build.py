@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from headrace.engine.core.core import EngineCore, scheduler_config
+from headrace.engine.core.core import EngineCore
+from headrace.engine.core.limits import scheduler_config
 from headrace.engine.core.memory_plan import Measured, measure_scratch, plan_memory, resident_bytes
 from headrace.engine.core.options import EngineOptions
 from headrace.engine.threads import Threads, choose_threads

@@ -12,11 +12,12 @@ from headrace.engine.answer import Answer
 from headrace.engine.core.account import Accountant
 from headrace.engine.core.events import ErrorEvent, Event, PrefillEvent, TokenEvent
 from headrace.engine.core.holdings import Holdings
+from headrace.engine.core.limits import scheduler_config
 from headrace.engine.core.memory_plan import MemoryGuard, MemoryPlan
-from headrace.engine.core.options import EngineOptions, chunk_of
+from headrace.engine.core.options import EngineOptions
 from headrace.engine.core.prefix_cache import PrefixCache
 from headrace.engine.core.sequence import Sequence
-from headrace.engine.core.step_rows import StepRows, lay_out, run
+from headrace.engine.core.step_rows import StepRows, damaged, lay_out, run
 from headrace.engine.core.trace import TraceLog
 from headrace.engine.core.trace_step import trace_of
 from headrace.engine.result import FinishReason
@@ -25,14 +26,12 @@ from headrace.engine.sampling.spec import Structured
 from headrace.engine.sampling.state import SamplerState
 from headrace.engine.sampling.structured import Compiled, compile_structured
 from headrace.engine.sampling.vocabulary import GrammarVocabulary
-from headrace.engine.scheduler.config import SchedulerConfig
 from headrace.engine.scheduler.entry import EndReason
 from headrace.engine.scheduler.plan import Fork, StepPlan
 from headrace.engine.scheduler.request import Match, Request, count_holders
 from headrace.engine.scheduler.scheduler import Scheduler
 from headrace.engine.submission import Submission
 from headrace.engine.threads import Threads
-from headrace.models.deepseek_v41.architecture import Config
 from headrace.models.deepseek_v41.model import DeepseekV41
 from headrace.text.tokenizer import Tokenizer
 
@@ -255,11 +254,14 @@ class EngineCore:
             holdings.extend(self._sequences[name], target)
 
     def _run(self, plan: StepPlan, rows: StepRows) -> list[Event]:
+        events: list[Event] = []
         try:
             found = run(self.model, rows, self._vocab_size)
-        except UserError as error:  # a damaged n-gram row: the states are half moved on
-            return [event for sequence in rows.sequences for event in self._fail(sequence, error)]
-        events: list[Event] = []
+        except UserError as error:  # no state has moved
+            failed = damaged(self.model, rows) or [(sequence, error) for sequence in rows.sequences]
+            events += [event for sequence, reason in failed for event in self._fail(sequence, reason)]
+            rows.drop([sequence.request_id for sequence, _ in failed])
+            found = run(self.model, rows, self._vocab_size) if rows.spans else []
         for sequence, step in zip(rows.sequences, rows.steps, strict=True):
             sequence.counts.add(step.counts)
             sequence.replayed_rows += step.replayed_rows
@@ -268,13 +270,18 @@ class EngineCore:
                 self.cache.publish(sequence, is_end=step.stop == sequence.num_prompt)
                 if step.stop < sequence.num_prompt or step.start > 0:
                     events.append(PrefillEvent(request_id=sequence.submission.request_id, tokens=step.stop))
-        found += [(self._fork(one), logits) for one in plan.forks for logits in _logits_of(found, one.parent)]
+        for one in plan.forks:
+            child = self._fork(one)
+            found += [(child, logits) for logits in _logits_of(found, one.parent)]
         return events + self._sample(found)
 
     def _fork(self, plan: Fork) -> Sequence:
         parent, child = self._sequences[plan.parent], self._sequences[plan.request_id]
         if plan.own_blocks > self._holdings.blocks.num_free:
             self.cache.index.evict(plan.own_blocks)
+        if parent.is_over:  # its prompt could not be read
+            self._holdings.hold(child, parent, plan)
+            return child
         self._holdings.fork(parent, child)
         child.chain = parent.chain.copy()
         child.started, child.cached_tokens = parent.started, parent.cached_tokens
@@ -372,24 +379,6 @@ class EngineCore:
 def choice_id(request_id: str, choice: int) -> str:
     """Return the scheduler's name of one answer of a request."""
     return f"{request_id}/{choice}"
-
-
-def scheduler_config(options: EngineOptions, plan: MemoryPlan, config: Config, max_context: int) -> SchedulerConfig:
-    """Return the scheduler's numbers; the budget defaults to a chunk, a window and all decode rows together."""
-    chunk, window = chunk_of(options, config.hidden_size), config.window
-    return SchedulerConfig(
-        window=window,
-        num_blocks=plan.num_blocks,
-        num_slots=options.num_slots,
-        max_rows=options.max_rows or max(chunk, window) + window + options.num_slots,
-        chunk=chunk,
-        max_waiting=options.max_waiting,
-        max_context=max_context,
-        block_bytes=plan.block_bytes,
-        slot_bytes=plan.slot_bytes,
-        host_bytes=plan.host,
-        headroom_blocks=options.headroom_blocks,
-    )
 
 
 def _logits_of(found: list[tuple[Sequence, Tensor]], request_id: str) -> list[Tensor]:

@@ -15,7 +15,7 @@ from headrace.core.errors import InternalError
 from headrace.engine.core.memory_plan import MemoryPlan
 from headrace.engine.core.prefix_cache import PrefixCache
 from headrace.engine.core.sequence import Sequence
-from headrace.engine.scheduler.plan import Pool
+from headrace.engine.scheduler.plan import Fork, Pool
 
 
 class Holdings:
@@ -50,6 +50,13 @@ class Holdings:
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a further answer begin where its prompt was read to the end."""
         child.state = fork(_state(parent), self.slots.acquire())
+
+    def hold(self, child: Sequence, parent: Sequence, plan: Fork) -> None:
+        """Let a further answer hold what was planned for it until it ends, though its prompt could not be read."""
+        table, shared = BlockTable(self.blocks), _state(parent).table.block_ids[: plan.shared_blocks]
+        self.blocks.retain(shared)
+        table.extend([*shared, *self.blocks.allocate(plan.own_blocks)])
+        child.state = SequenceState.on_slot(self.slots.acquire(), table)
 
     def swap_out(self, sequence: Sequence, num_blocks: int, cache: PrefixCache) -> None:
         """Move a sequence and `num_blocks` of its blocks to host memory.

@@ -1,12 +1,12 @@
 """From a plan to one forward pass, and from its rows back to requests."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
-from headrace.core.errors import InternalError
+from headrace.core.errors import InternalError, UserError
 from headrace.engine.core.account import Accountant, Run
 from headrace.engine.core.sequence import Sequence
 from headrace.engine.core.trace import RequestStep
@@ -33,6 +33,14 @@ class StepRows:
     def has_prefill(self) -> bool:
         """Whether a prompt is read."""
         return any(step.kind == "prefill" for step in self.steps)
+
+    def drop(self, request_ids: Container[str]) -> None:
+        """Take the rows of some sequences out."""
+        kept = [place for place, sequence in enumerate(self.sequences) if sequence.request_id not in request_ids]
+        self.spans = [self.spans[place] for place in kept]
+        self.steps = [self.steps[place] for place in kept]
+        self.samples = [self.samples[place] for place in kept]
+        self.sequences = [self.sequences[place] for place in kept]
 
 
 def lay_out(plan: StepPlan, sequences: Mapping[str, Sequence], accountant: Accountant, window: int) -> StepRows:
@@ -122,6 +130,17 @@ def run(model: DeepseekV41, rows: StepRows, vocab_size: int) -> list[tuple[Seque
             _note_prompt(sequence, step, mine)
         if rows.samples[place]:
             found.append((sequence, mine[-1]))
+    return found
+
+
+def damaged(model: DeepseekV41, rows: StepRows) -> list[tuple[Sequence, UserError]]:
+    """Return the sequences whose tokens lead to damaged n-gram rows, each with its error."""
+    found: list[tuple[Sequence, UserError]] = []
+    for sequence, span in zip(rows.sequences, rows.spans, strict=True):
+        try:
+            model.check_memory(span)
+        except UserError as error:
+            found.append((sequence, error))
     return found
 
 

@@ -151,7 +151,8 @@ class DeepseekV41:
             CapacityError: a sequence would become longer than the model's context.
 
         Numerics: a row's result depends on its own sequence only: not on other spans, chunk borders or threads.
-        State: appends to the sequences' states; after an error they must be thrown away.
+        State: appends to the sequences' states. The errors named above come before anything is computed and leave the
+            states as they were; after any other they must be thrown away.
         """
         work = Work() if work is None else work
         self.check(spans)
@@ -168,6 +169,14 @@ class DeepseekV41:
         for span, ids in zip(spans, compressed, strict=True):
             span.state.commit(span.num_rows, ids)
         return Output(logits, torch.cat(run.taps, 1) if wants_taps and run.taps else None, run.rows)
+
+    def check_memory(self, span: Span) -> None:
+        """Read the n-gram rows of a span's tokens, for their errors only.
+
+        Raises:
+            UserError: a row is damaged; the table and the row are named.
+        """
+        self._look_up([span])
 
     def check(self, spans: list[Span]) -> None:
         """Refuse token ids outside the vocabulary and sequences longer than the context.
