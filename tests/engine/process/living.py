@@ -49,7 +49,6 @@ class Reader:
     params: SamplingParams
     pieces: list[Piece] = field(default_factory=list)
     outcome: BaseException | None = None
-    ended_at: float = 0.0
     _is_stopped: bool = False
 
     def __post_init__(self) -> None:
@@ -64,7 +63,6 @@ class Reader:
                     break
         except (HeadraceError, AssertionError) as error:
             self.outcome = error
-        self.ended_at = time.monotonic()
 
     def stop(self) -> None:
         """Read no further."""

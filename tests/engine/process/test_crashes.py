@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from headrace import LLM, SamplingParams
 from headrace.core.errors import EngineError, UserError
 from headrace.engine.process import client
-from tests.engine.process.living import children, is_running, read_long, wait_until
+from tests.engine.process.living import PATIENCE_S, children, is_running, read_long, wait_until
 from tests.engine.results import told
 
 PROMPTS = [[5, 6, 7], [1, 2] * 40, [9] * 20]
@@ -24,18 +25,28 @@ def kill(llm: LLM) -> None:
     os.kill(llm.status()["pid"], signal.SIGKILL)
 
 
-def test_a_killed_engine_fails_its_requests_and_is_started_again_three_times_a_minute(folder: Path) -> None:
+def test_a_killed_engine_fails_its_requests_and_is_started_again_three_times_a_minute(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_start, spawn = threading.Event(), client._spawn
+
+    def wait_and_spawn() -> object:
+        assert may_start.wait(PATIENCE_S), "requests wait for the next process"
+        return spawn()
+
+    monkeypatch.setattr(client, "_RESTART_WINDOW_S", 1e6)  # a slow machine may take more than a minute for this
     with LLM(folder, threads=1) as llm:
         expected = told(llm.generate([PROMPTS[0]], SHORT)[0])
+        monkeypatch.setattr(client, "_spawn", wait_and_spawn)
         for _ in range(3):
             readers, old = read_long(llm, PROMPTS), llm.status()["pid"]
-            killed = time.monotonic()
+            may_start.clear()
             kill(llm)
             for reader in readers:
                 outcome = reader.join()
                 assert isinstance(outcome, EngineError)
                 assert "process ended (exit status -9); it is started again" in outcome.message
-                assert reader.ended_at - killed < 5
+            may_start.set()
             assert told(llm.generate([PROMPTS[0]], SHORT)[0]) == expected
             assert llm.status()["pid"] != old
             llm.audit()
@@ -52,10 +63,10 @@ def test_a_killed_engine_fails_its_requests_and_is_started_again_three_times_a_m
 def test_an_engine_that_does_not_come_up_again_is_given_up(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM(folder, threads=1) as llm:
         readers = read_long(llm, PROMPTS[:1])
-        starts, link = [], client._spawn
+        starts, spawn = [], client._spawn
 
         def ending() -> object:
-            process, connection = link()
+            process, connection = spawn()
             process.kill()
             starts.append(process)
             return process, connection
@@ -72,6 +83,8 @@ def test_an_engine_that_does_not_come_up_again_is_given_up(folder: Path, monkeyp
 FRONT = """
 import sys
 from headrace import LLM, SamplingParams
+from headrace.engine.process import client
+client._END_S = 1000  # an engine that does not end by itself is waited for in vain
 busy, idle = LLM(sys.argv[1], threads=1), LLM(sys.argv[1], threads=1)
 pieces = busy.stream([[1, 2, 3]], SamplingParams(max_tokens=1500, ignore_eos=True))
 next(pieces)
@@ -89,37 +102,33 @@ def test_engines_end_with_their_front_busy_or_idle(folder: Path, end: str) -> No
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as front:
         assert front.stdout is not None
         pids = [int(word) for word in front.stdout.readline().split()]
-        began = time.monotonic()
         assert len(pids) == 2
         if end == "stay":
             assert all(map(is_running, pids))
             front.kill()
-        front.wait(30)
-        wait_until(lambda: not any(map(is_running, pids)), 10)
-        assert time.monotonic() - began < 9  # nobody was waited for until it had to be killed
+        front.wait(PATIENCE_S)
+        wait_until(lambda: not any(map(is_running, pids)))
         assert front.returncode == (-9 if end == "stay" else 0)
 
 
 def test_an_engine_that_nobody_holds_any_more_ends(folder: Path) -> None:
     llm = LLM(folder, threads=1)
-    pid, began = llm.status()["pid"], time.monotonic()
+    process = llm._engine._process
     del llm
     gc.collect()
-    wait_until(lambda: not is_running(pid))
-    assert time.monotonic() - began < 9
+    wait_until(lambda: process.poll() is not None)
+    assert process.returncode == 0  # by itself, not killed
 
 
 def test_closing_fails_what_runs_and_ends_the_process(folder: Path) -> None:
     llm = LLM(folder, threads=1)
-    readers, pid = read_long(llm, PROMPTS), llm.status()["pid"]
-    began = time.monotonic()
+    readers, process = read_long(llm, PROMPTS), llm._engine._process
     llm.close()
+    assert process.returncode == 0  # by itself, not killed
     for reader in readers:
         outcome = reader.join()
         assert isinstance(outcome, EngineError)
         assert "closed" in outcome.message
-    assert time.monotonic() - began < 9
-    assert not is_running(pid)
     with pytest.raises(UserError, match="this LLM was closed"):
         llm.generate([1])
 
@@ -143,9 +152,9 @@ def test_an_interrupt_of_the_command_leaves_nothing_behind(folder: Path, moment:
         else:
             time.sleep(0.3)
         os.killpg(front.pid, signal.SIGINT)
-        front.wait(30)
+        front.wait(PATIENCE_S)
         assert front.returncode == 130
         said = front.stderr.read()
         assert said.strip().endswith("headrace: interrupted.")
         assert "Traceback" not in said
-        wait_until(lambda: not is_running(engine), 10)
+        wait_until(lambda: not is_running(engine))
