@@ -97,14 +97,16 @@ def test_what_a_reader_has_is_not_evicted() -> None:
     assert world.index.clear() == [blocks[1], blocks[0]]
 
 
-def test_what_leads_to_a_block_in_use_is_not_evicted() -> None:
+def test_what_leads_to_a_block_in_use_goes_last_and_takes_that_block_out_of_the_index() -> None:
     world = World()
     blocks = kept(world, ids=numbered(300, 1))
     world.pool.retain(blocks[1:2])
+    assert world.index.num_evictable == 2
+    assert world.index.evict(1) == [blocks[2]]
     assert world.index.num_evictable == 1
-    assert world.index.evict(9) == [blocks[2]]
-    assert world.index.num_evictable == 0
-    assert world.index.evict(9) == []
+    assert world.index.evict(9) == [blocks[0]]
+    assert world.index.held(blocks[1]) == 0  # its owner keeps it
+    assert world.pool.references(blocks[1]) == 1
 
 
 def test_a_block_in_two_lineages_is_free_after_the_second() -> None:

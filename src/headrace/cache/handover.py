@@ -49,6 +49,9 @@ def publish(
 ) -> bool:
     """Let later prompts find what a state holds; it goes on as before, but cannot go back below its length.
 
+    For whoever counts blocks by reference alone. The engine's scheduler counts them by who holds them, so
+    `engine/core/prefix_cache.py` publishes without sharing equal blocks.
+
     Args:
         state: between two forward passes, all its tokens committed. An approximate one belongs in a chain of the
             approximate lineage only.

@@ -64,16 +64,7 @@ class PrefixIndex:
     def num_evictable(self) -> int:
         """Blocks that `evict` could free now."""
         if self._evictable is None or self._evictable[0] != self._pool.version:
-            loose: Counter[int] = Counter()
-            stuck: set[Node] = set()
-            for node in reversed(self._nodes):
-                block_id = self._block(node)
-                if node in stuck or self._pool.references(block_id) != self._held[block_id]:
-                    if node.parent is not None:
-                        stuck.add(node.parent)
-                else:
-                    loose[block_id] += 1
-            count = sum(number == self._held[block_id] for block_id, number in loose.items())
+            count = sum(self._pool.references(block_id) == number for block_id, number in self._held.items())
             self._evictable = (self._pool.version, count)
         return self._evictable[1]
 
@@ -254,20 +245,25 @@ class PrefixIndex:
     def evict(self, count: int) -> list[int]:
         """Free at least `count` blocks that only the index refers to, if there are so many; return the freed ones."""
         freed: list[int] = []
-        in_use = []
-        while len(freed) < count and self._lru:
-            entry = heapq.heappop(self._lru)
-            used, _, node = entry
-            if not node.is_live or node.below or node.last_used != used:
-                continue
-            block_id = self._block(node)
-            if self._pool.references(block_id) != self._held[block_id]:
-                in_use.append(entry)
-                continue
-            freed += self._forget(node)
-        for entry in in_use:
-            heapq.heappush(self._lru, entry)
+        for is_last_resort in (False, True):
+            in_use = []
+            while len(freed) < count and self._lru:
+                entry = heapq.heappop(self._lru)
+                used, _, node = entry
+                if not node.is_live or node.below or node.last_used != used:
+                    continue
+                if not self._is_loose(node) and not (is_last_resort and any(map(self._is_loose, node.path()[1:]))):
+                    in_use.append(entry)
+                    continue
+                freed += self._forget(node)
+            for entry in in_use:
+                heapq.heappush(self._lru, entry)
         return freed
+
+    def _is_loose(self, node: Node) -> bool:
+        """Return whether only the index refers to a node's block."""
+        block_id = self._block(node)
+        return self._pool.references(block_id) == self._held[block_id]
 
     def clear(self) -> list[int]:
         """Forget everything; return the blocks that became free."""

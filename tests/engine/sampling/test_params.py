@@ -104,6 +104,7 @@ def test_prompt_logprobs_are_a_flag_or_a_number_of_alternatives(
         ({"resume": "fast"}, "resume is 'fast'; accepted are 'exact', 'replay' and None"),
         ({"mode": ""}, "mode is ''; accepted are 'full', 'replay' and None"),
         ({"cache_salt": ""}, "cache_salt is ''"),
+        ({"cache_salt": "a\ud800"}, "half a character"),
     ],
 )
 def test_parameters_out_of_range_are_refused(values: dict[str, object], words: str) -> None:

@@ -185,3 +185,8 @@ def test_greedy_is_affected_by_what_comes_before_it() -> None:
     assert sample(logits, state_of(SamplingParams(logit_bias={best: -100}))) == second
     assert sample(logits, state_of(SamplingParams(min_tokens=1, stop_token_ids=[best]))) == second
     assert sample(logits, state_of(SamplingParams(frequency_penalty=2.0), answer=[best] * 30)) == second
+
+
+def test_a_top_p_below_every_float_keeps_the_most_probable_token() -> None:
+    probabilities = torch.tensor([0.1, 0.7, 0.2])
+    assert keep_top_p(probabilities, 1e-320).tolist() == pytest.approx([0.0, 0.7, 0.0])

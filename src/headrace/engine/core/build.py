@@ -58,7 +58,7 @@ def _scratch(model: DeepseekV41, options: EngineOptions, threads: Threads, max_c
     trial = min(_TRIAL_ROWS, rows, max_context)
     ids = np.full(trial, config.bos_token_id, dtype=np.int64)
     torch.set_num_threads(threads.prefill)
-    needed = measure_scratch(lambda: model.forward([Span(model.new_state(), ids, trial)]))
+    needed = measure_scratch(lambda: model.forward([Span(model.new_state(), ids, trial)], wants_all_logits=True))
     return needed * -(-rows // trial)
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from headrace.core.errors import HeadraceError, UserError
+from headrace.core.errors import HeadraceError, InternalError, UserError
 from headrace.engine.answer import Answer
 from headrace.engine.core.account import Accountant
 from headrace.engine.core.events import ErrorEvent, Event, PrefillEvent, TokenEvent
@@ -92,6 +92,7 @@ class EngineCore:
         mode = params.mode or ("full" if params.num_prompt_alternatives is not None else self.options.mode)
         sampler = self._sampler(submission, compiled)
         answer = Answer(submission.prompt_ids, sampler, self.tokenizer, self.max_context)
+        chain = self.cache.chain(submission.prompt_ids, params.cache_salt)
         room = self.max_context - len(submission.prompt_ids)
         self._arrivals += 1
         self._scheduler.submit(
@@ -106,7 +107,6 @@ class EngineCore:
                 children=tuple(choice_id(name, index) for index in range(1, params.n)),
             )
         )
-        chain = self.cache.chain(submission.prompt_ids, params.cache_salt)
         for index in range(params.n):
             self._sequences[choice_id(name, index)] = Sequence(
                 submission=submission,
@@ -172,6 +172,8 @@ class EngineCore:
         events = self._end(plan)
         self._carry_out(plan, began)
         rows = lay_out(plan, self._sequences, self._accountant, self.model.config.window)
+        if not (rows.spans or plan.ended or plan.preemptions or plan.swap_ins or self._scheduler.is_idle):
+            raise InternalError(f"no request can go on: {dict(plan.waits)}")  # a plan always moves somebody
         if rows.spans:
             self._use_threads(self._threads.prefill if rows.has_prefill else self._threads.decode)
             events += self._run(plan, rows)

@@ -15,7 +15,9 @@ _CHUNKS = (256, 1024)  # small chunks leave more states to go on from; large one
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Options of one engine; results depend on `mode` and `resume` only.
+    """Options of one engine.
+
+    Answers depend on `mode` and, by their length, on `max_context`; with `resume="replay"` also on what is cached.
 
     Attributes:
         mode: "replay" runs the decoder on the last window of a prompt, "full" on all of it; a request may choose.
@@ -28,7 +30,8 @@ class EngineOptions:
         cache_tokens: tokens that the block pool holds; None takes what `max_memory` leaves, or four of the longest
             sequences within a quarter of the free memory.
         max_memory: bytes of the whole process, stated in the plan; None sets no limit.
-        snapshot_bytes: window states kept for reuse; None is a tenth of the blocks' bytes, at least 64 states.
+        snapshot_bytes: window states kept for reuse; None is a tenth of the blocks' bytes, at least 64 states where no
+            `max_memory` is given.
         snapshot_every: tokens between the states kept inside a long prompt, at least 1.
         host_bytes: memory for preempted requests; None is one slot and its longest sequence.
         max_waiting: requests that may wait; one more is refused.

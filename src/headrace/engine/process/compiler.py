@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import HeadraceError, InternalError
 from headrace.engine.sampling.spec import Structured
 from headrace.engine.sampling.structured import Compiled
 from headrace.engine.submission import Submission
@@ -46,8 +46,10 @@ class Compiler:
                 found.append((submission, future.result(), is_cancelled))
             elif isinstance(problem, HeadraceError):
                 found.append((submission, problem, is_cancelled))
-            else:
-                raise problem
+            else:  # the library broke; the other requests go on
+                found.append(
+                    (submission, InternalError(f"the structure broke its compiler: {problem!r}"), is_cancelled)
+                )
         return found
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
 
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import HeadraceError, InternalError
 from headrace.engine.core.build import build_core
 from headrace.engine.core.core import EngineCore
 from headrace.engine.core.events import ErrorEvent
@@ -101,8 +101,13 @@ def _submit(
             raise compiled
         core.submit(submission, compiled)
     except HeadraceError as error:
-        refused, name = _failed(error), submission.request_id
-        link.send([ErrorEvent(request_id=name, kind=refused.kind, message=refused.message, param=refused.param)])
+        refused = _failed(error)
+    except Exception as error:  # noqa: BLE001 - what one request can cause must not end the others
+        refused = Failed(InternalError.__name__, f"the request could not be taken: {error!r}", None)
+    else:
+        return
+    name = submission.request_id
+    link.send([ErrorEvent(request_id=name, kind=refused.kind, message=refused.message, param=refused.param)])
 
 
 def _answer(core: EngineCore, query: Query) -> Any:

@@ -151,6 +151,8 @@ def _check_choices(params: SamplingParams) -> None:
         raise UserError(
             f"cache_salt is {params.cache_salt!r}; accepted is text of one or more characters", param="cache_salt"
         )
+    if params.cache_salt is not None and any("\ud800" <= letter <= "\udfff" for letter in params.cache_salt):
+        raise UserError("cache_salt holds half a character; accepted is Unicode text", param="cache_salt")
 
 
 def _check_together(params: SamplingParams) -> None:

@@ -36,7 +36,7 @@ def keep_top_p(probabilities_V: Tensor, top_p: float) -> Tensor:
         if count >= len(probabilities_V) or float(sums[-1]) >= top_p:
             break
         count *= _GROWTH
-    kept = ids[sums - values < top_p]
+    kept = ids[: max(1, int((sums - values < top_p).sum()))]  # at least the most probable one
     out = torch.zeros_like(probabilities_V)
     out[kept] = probabilities_V[kept]
     return out

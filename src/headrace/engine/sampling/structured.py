@@ -1,7 +1,7 @@
 """Makes answers follow a structure: compiled once, off the step, then a mask of allowed tokens for every next one.
 
-The front compiles to refuse what is wrong before a request is queued; the engine's process compiles the same
-`Structured` again, since compiled objects do not cross processes.
+The engine's process compiles beside its loop and refuses what is wrong before the request is queued; compiled objects
+do not cross processes.
 """
 
 import json
