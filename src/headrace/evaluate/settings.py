@@ -12,7 +12,7 @@ class Settings:
     """What to judge.
 
     Attributes:
-        rows: rows of pairs at the shortest length; everything else follows from it.
+        rows: half of the rows of pairs at the shortest length; everything else follows from it.
         lengths: tokens of retrieval rows, shortest first; those the model's context cannot hold are left out.
         num_keys, num_values, num_pairs, num_queries: of the pair probe, see `train/data/tasks/pairs.py`.
         piece_tokens: held-out documents are cut into pieces of so many tokens.
@@ -62,7 +62,7 @@ class Settings:
 
     def pair_rows(self, tokens: int) -> int:
         """Rows of pairs of a length: fewer of the long ones, which cost more."""
-        return max(2, round(self.rows * (self.lengths[0] / tokens) ** 0.5))
+        return max(2, round(2 * self.rows * (self.lengths[0] / tokens) ** 0.5))
 
     def natural_rows(self, tokens: int) -> int:
         """Prompts of each natural form of a length, the same number for every position of the clue."""

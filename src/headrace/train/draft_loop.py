@@ -170,7 +170,7 @@ class DraftLoop:
     def _regenerated(self, rows: list[list[Sample]], step: int) -> list[list[Sample]]:
         """Let the backbone write the ends of some documents anew."""
         settings = self.recipe.continuations
-        if settings.regenerated_share == 0.0:
+        if settings.regenerated_share == 0.0 or step < settings.regenerated_from:
             return rows
         chosen, cuts, draws = [], [], []
         for row, samples in enumerate(rows):

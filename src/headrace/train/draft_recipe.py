@@ -69,17 +69,19 @@ class ContinuationSettings:
     Attributes:
         tokens: of a continuation at most. Held-out documents are continued greedily, to count accepted drafts.
         regenerated_share: share of training documents whose ends the backbone writes anew (training.md 7.2).
+        regenerated_from: steps after which that begins; before, drafts learn from the corpus alone, which costs less.
         temperature: of those; 0 is greedy.
     """
 
     tokens: int = 64
     regenerated_share: float = 0.0
+    regenerated_from: int = 0
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse no tokens, no share and a temperature below 0."""
         at_least(1, tokens=self.tokens)
-        at_least(0, temperature=self.temperature)
+        at_least(0, temperature=self.temperature, regenerated_from=self.regenerated_from)
         share(regenerated_share=self.regenerated_share)
 
 

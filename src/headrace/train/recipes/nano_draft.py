@@ -10,7 +10,8 @@ from headrace.train.draft_recipe import CalibrationSettings, ContinuationSetting
 from headrace.train.recipe import EvaluationSettings, SaveSettings
 from headrace.train.schedule import Constant, Cosine, LearningRate, Staircase, Warmup
 
-STEPS = 400
+CORPUS_STEPS = 1150  # on text as it was written
+STEPS = CORPUS_STEPS + 120  # the others on what the backbone itself writes greedily: that is what drafts are judged on
 ROW_TOKENS = 512
 PEAK = 5e-3
 
@@ -23,19 +24,22 @@ def nano_draft() -> DraftRecipe:
         tasks=(),
         duration=STEPS,
         learning_rate=LearningRate(
-            warmup=Warmup(steps=STEPS // 25),
+            warmup=Warmup(steps=CORPUS_STEPS // 25),
             parts=(
-                Constant(value=PEAK, until=STEPS * 6 // 10),
-                Cosine(first=PEAK, last=0.1 * PEAK, until=STEPS),
+                Constant(value=PEAK, until=CORPUS_STEPS * 6 // 10),
+                Cosine(first=PEAK, last=0.1 * PEAK, until=CORPUS_STEPS),
+                Cosine(first=0.4 * PEAK, last=0.05 * PEAK, until=STEPS),
             ),
         ),
         row_tokens=ROW_TOKENS,
-        batch_rows=6,
-        micro_rows=6,
-        anchors_per_row=64,
-        continuations=ContinuationSettings(tokens=96),
+        batch_rows=3,  # few rows with many anchors: the backbone's pass is half of a step
+        micro_rows=3,
+        anchors_per_row=128,
+        continuations=ContinuationSettings(
+            tokens=96, regenerated_share=1.0, regenerated_from=CORPUS_STEPS, temperature=0.0
+        ),
         bias_speed=Staircase(starts=(0,), values=(5e-3,)),
-        evaluation=EvaluationSettings(every=100, text_rows=8, task_rows=0),
+        evaluation=EvaluationSettings(every=300, text_rows=8, task_rows=0),
         calibration=CalibrationSettings(text_rows=24, task_rows=0),
-        saving=SaveSettings(every=50),
+        saving=SaveSettings(every=20),
     )
