@@ -97,10 +97,11 @@ def test_a_step_moves_every_draft_parameter_and_none_other(backbone: Path) -> No
 
 def test_the_checkpoint_generates_as_the_backbone_does(backbone: Path, whole: tuple[Outcome, Silent, Path]) -> None:
     prompt, params = "the wheel 3 turns", SamplingParams(max_tokens=9)
-    with_draft = LLM(whole[0].checkpoint, threads=1, load=LoadOptions(has_draft=True))
-    assert with_draft.model.parameters.draft is not None
-    without = LLM(next(backbone.glob("step-*")), threads=1)
-    assert with_draft.generate(prompt, params)[0].token_ids == without.generate(prompt, params)[0].token_ids
+    assert load_model(whole[0].checkpoint, LoadOptions(has_draft=True)).model.parameters.draft is not None
+    with LLM(whole[0].checkpoint, threads=1, load=LoadOptions(has_draft=True)) as llm:
+        with_draft = llm.generate(prompt, params)[0].token_ids
+    with LLM(next(backbone.glob("step-*")), threads=1) as llm:
+        assert with_draft == llm.generate(prompt, params)[0].token_ids
 
 
 def check_against_serving(checkpoint: Path, held: HeldOut) -> Calibration:
