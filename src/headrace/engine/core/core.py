@@ -17,7 +17,7 @@ from headrace.engine.core.memory_plan import MemoryGuard, MemoryPlan
 from headrace.engine.core.options import EngineOptions
 from headrace.engine.core.prefix_cache import PrefixCache
 from headrace.engine.core.sequence import Sequence
-from headrace.engine.core.step_rows import StepRows, damaged, lay_out, run
+from headrace.engine.core.step_rows import StepRows, damaged, lay_out, note_xrays, run
 from headrace.engine.core.trace import TraceLog
 from headrace.engine.core.trace_step import trace_of
 from headrace.engine.result import FinishReason
@@ -176,7 +176,7 @@ class EngineCore:
             raise InternalError(f"no request can go on: {dict(plan.waits)}")  # a plan always moves somebody
         if rows.spans:
             self._use_threads(self._threads.prefill if rows.has_prefill else self._threads.decode)
-            events += self._run(plan, rows)
+            events += self._run(plan, rows, began)
         if self.options.is_audited:
             self.audit()
         self._steps += 1
@@ -255,7 +255,7 @@ class EngineCore:
         for name, target in targets.items():
             holdings.extend(self._sequences[name], target)
 
-    def _run(self, plan: StepPlan, rows: StepRows) -> list[Event]:
+    def _run(self, plan: StepPlan, rows: StepRows, began: float) -> list[Event]:
         events: list[Event] = []
         try:
             found = run(self.model, rows, self._vocab_size)
@@ -264,14 +264,16 @@ class EngineCore:
             events += [event for sequence, reason in failed for event in self._fail(sequence, reason)]
             rows.drop([sequence.request_id for sequence, _ in failed])
             found = run(self.model, rows, self._vocab_size) if rows.spans else []
+        note_xrays(rows, self._steps, began)
         for sequence, step in zip(rows.sequences, rows.steps, strict=True):
             sequence.counts.add(step.counts)
             sequence.replayed_rows += step.replayed_rows
             sequence.is_first_step = False
             if step.kind == "prefill":
                 self.cache.publish(sequence, is_end=step.stop == sequence.num_prompt)
-                if step.stop < sequence.num_prompt or step.start > 0:
-                    events.append(PrefillEvent(request_id=sequence.submission.request_id, tokens=step.stop))
+                if step.stop < sequence.num_prompt or step.start > 0 or sequence.xray is not None:
+                    name = sequence.submission.request_id
+                    events.append(PrefillEvent(request_id=name, tokens=step.stop, xray=sequence.xray))
         for one in plan.forks:
             child = self._fork(one)
             found += [(child, logits) for logits in _logits_of(found, one.parent)]
@@ -320,15 +322,19 @@ class EngineCore:
         sequence.first_token = sequence.first_token or sequence.last_token
         if answer.finish_reason is None:
             name = sequence.submission.request_id
-            return [TokenEvent(request_id=name, choice=sequence.choice, token_id=token_id, text=text)]
+            return [
+                TokenEvent(request_id=name, choice=sequence.choice, token_id=token_id, text=text, xray=sequence.xray)
+            ]
         self._scheduler.finish(sequence.request_id, EndReason.STOP)
         return self._over(sequence, token_id, text)
 
     def _over(self, sequence: Sequence, token_id: int | None, text: str) -> list[Event]:
         sequence.is_over = True
         name, result = sequence.submission.request_id, sequence.result(self.model.numerics.name)
-        event = TokenEvent(request_id=name, choice=sequence.choice, token_id=token_id, text=text, result=result)
-        return [event]
+        xray = None if token_id is None else sequence.xray
+        return [
+            TokenEvent(request_id=name, choice=sequence.choice, token_id=token_id, text=text, result=result, xray=xray)
+        ]
 
     def _fail(self, sequence: Sequence, error: HeadraceError) -> list[Event]:
         """End a request with all its answers."""

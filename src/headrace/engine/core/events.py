@@ -1,15 +1,20 @@
 """What a step tells those who wait, as values that cross processes."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headrace.engine.result import Result
+
+if TYPE_CHECKING:
+    from headrace.engine.core.xray import StepXray
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenEvent:
     """A token of an answer and the text that is now certain; `result` with the last one.
 
-    `token_id` is None where an answer ended from outside.
+    `token_id` is None where an answer ended from outside. `xray` is there where the request asked for it and the token
+    was sampled in this step.
     """
 
     request_id: str
@@ -17,14 +22,16 @@ class TokenEvent:
     token_id: int | None
     text: str
     result: Result | None = None
+    xray: "StepXray | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillEvent:
-    """How many tokens of a prompt were read or found so far."""
+    """How many tokens of a prompt were read or found so far; `xray` where the request asked for it."""
 
     request_id: str
     tokens: int
+    xray: "StepXray | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from headrace.cache.sequence_state import SequenceState
 from headrace.cache.swap import Swapped
 from headrace.engine.answer import Answer
 from headrace.engine.core.trace import RowCounts
+from headrace.engine.core.xray import StepXray
 from headrace.engine.result import Result, Timings, TokenLogprob, Usage, Work
 from headrace.engine.submission import Submission
 
@@ -17,7 +18,7 @@ class Sequence:
     """One answer in the engine. Owns its state or its swapped copy; the core moves them.
 
     `choice` is its number among the answers to its prompt. `published` tokens are findable in the prefix cache.
-    `marks` are when it started, got its first token, and was last worked on.
+    `xray` is what its newest step did, where the request asked. `started`, `first_token`, `last_token` are its times.
     """
 
     submission: Submission
@@ -41,6 +42,7 @@ class Sequence:
     replayed_rows: int = 0
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     started: float | None = None
+    xray: StepXray | None = None
     first_token: float | None = None
     last_token: float | None = None
 
@@ -48,6 +50,11 @@ class Sequence:
     def num_prompt(self) -> int:
         """Tokens of the prompt."""
         return len(self.submission.prompt_ids)
+
+    @property
+    def wants_xray(self) -> bool:
+        """Whether the request asked to see what is done for it."""
+        return self.answer.params.xray
 
     @property
     def block_ids(self) -> list[int]:

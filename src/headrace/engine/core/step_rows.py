@@ -1,5 +1,6 @@
 """From a plan to one forward pass, and from its rows back to requests."""
 
+import time
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from headrace.core.errors import InternalError, UserError
 from headrace.engine.core.account import Accountant, Run
 from headrace.engine.core.sequence import Sequence
 from headrace.engine.core.trace import RequestStep
+from headrace.engine.core.xray import ReadsProbe, StepXray
 from headrace.engine.sampling.logprobs import target_logprobs
 from headrace.engine.scheduler.plan import StepPlan
 from headrace.models.deepseek_v41.batch import Span
@@ -21,13 +23,14 @@ class StepRows:
     """The rows of one step.
 
     `spans` and `sequences` belong together; `steps` says what each does; `samples` names those whose last row gives a
-    token, in the order of their spans.
+    token, in the order of their spans. `probe` saw the forward pass, where a request asked for that.
     """
 
     spans: list[Span] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     steps: list[RequestStep] = field(default_factory=list)
     samples: list[bool] = field(default_factory=list)
+    probe: ReadsProbe | None = None
 
     @property
     def has_prefill(self) -> bool:
@@ -116,7 +119,9 @@ def run(model: DeepseekV41, rows: StepRows, vocab_size: int) -> list[tuple[Seque
     State: adds prompt log-probabilities to the sequences that want them.
     """
     wants = [_wants_prompt(sequence, step) for sequence, step in zip(rows.sequences, rows.steps, strict=True)]
-    output = model.forward(rows.spans, wants_all_logits=any(wants))
+    watched = [span.state for span, sequence in zip(rows.spans, rows.sequences, strict=True) if sequence.wants_xray]
+    rows.probe = ReadsProbe(model.plan, model.config.window, watched) if watched else None
+    output = model.forward(rows.spans, wants_all_logits=any(wants), probe=rows.probe)
     logits, found = output.logits[:, :vocab_size], []
     offset = 0
     for place, sequence in enumerate(rows.sequences):
@@ -131,6 +136,15 @@ def run(model: DeepseekV41, rows: StepRows, vocab_size: int) -> list[tuple[Seque
         if rows.samples[place]:
             found.append((sequence, mine[-1]))
     return found
+
+
+def note_xrays(rows: StepRows, step: int, began: float) -> None:
+    """Leave with every sequence that asked what this step did for it."""
+    for place, sequence in enumerate(rows.sequences):
+        if sequence.wants_xray and sequence.state is not None and rows.probe is not None:
+            reads = rows.probe.reads_of(sequence.state)
+            seconds = time.monotonic() - began
+            sequence.xray = StepXray(step=step, seconds=seconds, request=rows.steps[place], reads=reads)
 
 
 def damaged(model: DeepseekV41, rows: StepRows) -> list[tuple[Sequence, UserError]]:

@@ -51,6 +51,7 @@ class SamplingParams:
         resume: "exact" or "replay" from cached prefixes; None is the engine's choice.
         mode: "full" or "replay" prefill; None is the engine's choice.
         cache_salt: cached prefixes are shared only between requests of the same salt.
+        xray: tell with every event what was computed and where attention read from (`headrace.engine.core.xray`).
     """
 
     max_tokens: int = 256
@@ -77,6 +78,7 @@ class SamplingParams:
     resume: Literal["exact", "replay"] | None = None
     mode: Literal["full", "replay"] | None = None
     cache_salt: str | None = None
+    xray: bool = False
 
     def __post_init__(self) -> None:
         """Check every value, and keep lists as tuples.
@@ -136,7 +138,7 @@ def _check_numbers(params: SamplingParams) -> None:
 
 
 def _check_choices(params: SamplingParams) -> None:
-    for name in ("logprobs", "ignore_eos"):
+    for name in ("logprobs", "ignore_eos", "xray"):
         if not isinstance(getattr(params, name), bool):
             raise UserError(f"{name} is {getattr(params, name)!r}; accepted are True and False", param=name)
     for name, accepted in (("resume", ("exact", "replay")), ("mode", ("full", "replay"))):

@@ -1,0 +1,87 @@
+"""What one row's attention read, for requests that ask for it: layer by layer, as spans of token positions."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from headrace.cache.sequence_state import SequenceState
+from headrace.engine.core.trace import RequestStep
+from headrace.models.deepseek_v41.batch import Rows
+from headrace.models.deepseek_v41.plan import LayerPlan
+
+Spans = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reads:
+    """What the attention of one row read in one layer: its own window, and selected entries of the global cache.
+
+    `window` and each of `entries` are half-open spans of token positions; an entry covers as many tokens as its source
+    compresses into one. A layer that reuses a selection reads what its index source selected.
+    """
+
+    window: tuple[int, int]
+    entries: Spans
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepXray:
+    """One step of one request: its number, seconds so far, what its rows took, and what the last row read.
+
+    `reads` has the index sources only, by layer; it is empty where the last row did not reach the decoder's end.
+    """
+
+    step: int
+    seconds: float
+    request: RequestStep
+    reads: dict[int, Reads] = field(default_factory=dict)
+
+
+class ReadsProbe:
+    """Watches a forward pass and keeps what the last row of some sequences selected. Changes nothing."""
+
+    def __init__(self, layers: Iterable[LayerPlan], window: int, states: Iterable[SequenceState]) -> None:
+        self._ratios = {plan.id: plan.ratio for plan in layers}
+        self._decoder = {plan.id for plan in layers if plan.half == "decoder"}
+        self._window = window
+        self._states = list(states)
+        self._found: list[dict[int, Reads]] = [{} for _ in self._states]
+
+    def reads_of(self, state: SequenceState) -> dict[int, Reads]:
+        """Return what was found for a sequence."""
+        return next(found for one, found in zip(self._states, self._found, strict=True) if one is state)
+
+    def layer_input(self, _layer_id: int, _rows: Rows, x_TMD: Tensor, pre_TM: Tensor) -> tuple[Tensor, Tensor]:
+        """Leave a layer's input as it is."""
+        return x_TMD, pre_TM
+
+    def producer_input(self, _layer_id: int, _rows: Rows, x_TMD: Tensor, pre_TM: Tensor) -> tuple[Tensor, Tensor]:
+        """Leave the producer's input as it is."""
+        return x_TMD, pre_TM
+
+    def record(self, _name: str, _layer_id: int, _rows: Rows, _tensor: Tensor) -> None:
+        """Keep nothing of other tensors."""
+
+    def record_selection(self, layer_id: int, rows: Rows, picked: list[Tensor], _blocks: list[Tensor] | None) -> None:
+        """Keep the last row's entries."""
+        for segment, picks in zip(rows.segments, picked, strict=True):
+            for state, found in zip(self._states, self._found, strict=True):
+                if segment.state is state:
+                    position = segment.first + segment.count - 1
+                    floor = state.decoder_floor if layer_id in self._decoder else state.encoder_floor
+                    first = max(floor, position + 1 - self._window)
+                    entries = merged_spans(picks[-1].cpu().numpy(), self._ratios[layer_id])
+                    found[layer_id] = Reads(window=(first, position + 1), entries=entries)
+
+
+def merged_spans(entries: np.ndarray, ratio: int) -> Spans:
+    """Return the token spans of entries [K] (-1 is none), neighbours joined, in order."""
+    kept = np.unique(entries[entries >= 0])
+    if not len(kept):
+        return ()
+    breaks = np.flatnonzero(np.diff(kept) > 1)
+    firsts = kept[np.concatenate([[0], breaks + 1])]
+    lasts = kept[np.concatenate([breaks, [len(kept) - 1]])]
+    return tuple((int(first) * ratio, (int(last) + 1) * ratio) for first, last in zip(firsts, lasts, strict=True))
