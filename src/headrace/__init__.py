@@ -10,12 +10,13 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "ImagePrompt": "headrace.engine.images",
     "LLM": "headrace.engine.llm",
     "SamplingParams": "headrace.engine.sampling.params",
     "Structured": "headrace.engine.sampling.spec",
 }
 
-__all__ = ["LLM", "SamplingParams", "Structured", "__version__"]
+__all__ = ["ImagePrompt", "LLM", "SamplingParams", "Structured", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from headrace.core.errors import CheckpointError, UserError
-from headrace.vision.preprocess import ImageRules, fit_image, plan_image, preprocess, read_image
+from headrace.vision.patches import preprocess
+from headrace.vision.preprocess import ImageRules, fit_image, plan_image, read_image
 
 RULES = ImageRules(patch_size=14, downsample=3, max_image_tokens=1024, min_pixels=295936)
 MINI = ImageRules(patch_size=14, downsample=3, max_image_tokens=64, min_pixels=7056)

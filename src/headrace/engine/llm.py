@@ -15,8 +15,9 @@ from headrace.core.errors import CapacityError, HeadraceError, UserError
 from headrace.core.shipped import shipped_model
 from headrace.engine.core.events import PrefillEvent, TokenEvent
 from headrace.engine.core.options import EngineOptions
-from headrace.engine.process.client import EngineClient
-from headrace.engine.process.messages import Setup
+from headrace.engine.images import ImagePrompt, PlacedImage, place_images
+from headrace.engine.process.client import EngineClient, Tell
+from headrace.engine.process.messages import Question, Setup
 from headrace.engine.prompt import Prompt, as_params, as_prompts, check_ids
 from headrace.engine.result import Piece, Result
 from headrace.engine.sampling.params import SamplingParams
@@ -101,6 +102,55 @@ class LLM:
         """Bytes of the engine's process by purpose, `total` included, as stated before it started."""
         return dict(self._engine.ready.memory)
 
+    @property
+    def max_context(self) -> int:
+        """Tokens of the longest sequence, prompt and answer together."""
+        return self._engine.ready.max_context
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the engine's process can take requests now; it cannot while it is started again after a crash."""
+        return self._client is not None and self._client.is_up
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the engine's process is started again after a crash."""
+        return self._client is not None and self._client.is_starting
+
+    def submit(
+        self, prompt_ids: np.ndarray, params: SamplingParams, tell: Tell, *, images: tuple[PlacedImage, ...] = ()
+    ) -> str:
+        """Hand one request over without waiting for its answer; return its id for `cancel`.
+
+        Waits while the engine's process is started again.
+
+        Args:
+            prompt_ids: [N] int64, from `encode` or `place`.
+            params: how to sample.
+            images: from `place`.
+            tell: hears the request's events in order, from another thread: `PrefillEvent`s, `TokenEvent`s, and an
+                error, if there is one, last.
+
+        Raises:
+            UserError: a parameter is refused.
+            EngineError: the engine was closed or given up.
+        """
+        request = self._submission(prompt_ids, images, params)
+        self._engine.submit(request, tell)
+        return request.request_id
+
+    def cancel(self, request_id: str) -> None:
+        """End a request at the next step boundary, if it has not ended yet."""
+        self._engine.cancel(request_id)
+
+    def ask(self, what: Question, tell: Callable[[Any], object]) -> None:
+        """Ask as `status`, `traces`, `audit` and `clear_cache` do, without waiting: `tell` hears it, or an error.
+
+        Raises:
+            EngineError: the engine was closed or given up.
+        """
+        self._engine.ask(what, tell)
+
     def status(self) -> dict[str, int]:
         """Return counts of blocks, requests and bytes of the running engine."""
         return dict(self._engine.query("status"))
@@ -124,19 +174,32 @@ class LLM:
         self._engine.query("clear")
 
     def encode(self, prompt: Prompt) -> np.ndarray:
-        """Return a prompt's token ids, [N] int64; text gets the beginning-of-sequence token in front.
+        """Return a prompt's token ids, [N] int64; text begins with the begin token, images get theirs.
 
         Raises:
             UserError: the prompt is empty, has ids outside the vocabulary, or is text without a tokenizer.
             CapacityError: it is longer than the context.
         """
+        return self.place(prompt)[0]
+
+    def place(self, prompt: Prompt) -> tuple[np.ndarray, tuple[PlacedImage, ...]]:
+        """Return what `encode` does, and the prompt's images, for `submit`.
+
+        Raises:
+            UserError: as `encode`; the model takes no images, or one cannot be read.
+            CapacityError: the prompt is longer than the context.
+        """
         config = self.config
+        images: tuple[PlacedImage, ...] = ()
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise UserError("the checkpoint has no tokenizer.json, so only token ids are accepted", param="prompt")
             ids = self.tokenizer.encode(prompt)
             if ids[:1] != [config.bos_token_id]:
                 ids = [config.bos_token_id, *ids]
+        elif isinstance(prompt, ImagePrompt):
+            check_ids(prompt.token_ids, config.vocab_size)
+            ids, images = place_images(prompt, config)
         else:
             ids = check_ids(prompt, config.vocab_size)
         if not ids:
@@ -146,7 +209,7 @@ class LLM:
             raise CapacityError(
                 f"the prompt has {len(ids)} tokens; the model's context is {limit} tokens", param="prompt"
             )
-        return np.asarray(ids, dtype=np.int64)
+        return np.asarray(ids, dtype=np.int64), images
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -186,10 +249,10 @@ class LLM:
         """
         many = as_prompts(prompts)
         each = as_params(params, len(many))
-        requests = [self._submission(self.encode(prompt), one) for prompt, one in zip(many, each, strict=True)]
+        requests = [self._submission(*self.place(prompt), one) for prompt, one in zip(many, each, strict=True)]
         return self._run(requests, on_prefill)
 
-    def _submission(self, ids: np.ndarray, params: SamplingParams) -> Submission:
+    def _submission(self, ids: np.ndarray, images: tuple[PlacedImage, ...], params: SamplingParams) -> Submission:
         size = self.config.vocab_size if self.tokenizer is None else min(self.config.vocab_size, self.tokenizer.size)
         check_ids([token_id for token_id, _ in params.bias_pairs], size, "logit_bias")
         check_ids(list(params.stop_token_ids), size, "stop_token_ids")
@@ -197,7 +260,12 @@ class LLM:
             raise UserError("the checkpoint has no tokenizer.json, so no structure can be asked for", "structured")
         seed = draw_seed() if params.seed is None else params.seed
         return Submission(
-            request_id=uuid.uuid4().hex, prompt_ids=ids, params=params, seed=seed, submitted=time.monotonic()
+            request_id=uuid.uuid4().hex,
+            prompt_ids=ids,
+            params=params,
+            seed=seed,
+            submitted=time.monotonic(),
+            images=images,
         )
 
     def _run(self, requests: list[Submission], on_prefill: Callable[[int], object] | None) -> Iterator[Piece]:

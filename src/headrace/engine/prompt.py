@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from headrace.core.errors import UserError
+from headrace.engine.images import ImagePrompt
 from headrace.engine.sampling.params import SamplingParams
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int] | ImagePrompt
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -16,7 +17,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     Raises:
         UserError: there is none, or ids and whole prompts are mixed, or it is nothing of the kind.
     """
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | ImagePrompt):
         return [prompts]
     many: list[Prompt] = []
     ids: list[int] = []

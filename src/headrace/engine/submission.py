@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from headrace.engine.images import PlacedImage
 from headrace.engine.sampling.params import SamplingParams
 
 
@@ -16,6 +17,7 @@ class Submission:
         prompt_ids: [N] int64, checked.
         params: how to sample; `seed` is the seed to use, drawn if none was given.
         submitted: seconds of the monotonic clock, which all processes of a machine share.
+        images: what the image tokens of the prompt stand for.
     """
 
     request_id: str
@@ -23,6 +25,7 @@ class Submission:
     params: SamplingParams
     seed: int
     submitted: float
+    images: tuple[PlacedImage, ...] = ()
 
     @property
     def deadline(self) -> float | None:

@@ -1,7 +1,7 @@
-"""Turns an image file into the patches the vision tower reads.
+"""Turns an image file into pixels of the size that the vision tower takes.
 
-The model knows no file formats and this module no weights; it only has to size, pad and scale pixels as the model was
-trained to see them. Read `vision/span.py` next: the tokens that stand for the image in a prompt.
+The model knows no file formats and this module no weights and no torch; it only has to size and pad images as the model
+was trained to see them. Read `vision/span.py` next: the tokens that stand for the image in a prompt.
 """
 
 import io
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from headrace.core.errors import CheckpointError, UserError
@@ -183,26 +183,14 @@ def fit_image(image: Image.Image, plan: ImagePlan, rules: ImageRules) -> Image.I
     return ImageOps.pad(image, size, color=_FILL)
 
 
-def preprocess(image: Image.Image, rules: ImageRules) -> tuple[torch.Tensor, ImagePlan]:
-    """Turn an image into patches.
-
-    Args:
-        image: any mode and size.
-        rules: the checkpoint's rules.
+def fit_pixels(image: Image.Image, rules: ImageRules) -> tuple[NDArray[np.uint8], ImagePlan]:
+    """Bring an image to its planned size.
 
     Returns:
-        ([patches, 3, patch_size, patch_size] bfloat16 in -1..1, row-major over the patch grid; the plan).
+        ([height, width, 3] RGB, the plan).
 
     Raises:
         UserError: the image cannot be brought to an accepted size.
-
-    Numerics: float32 arithmetic on 8-bit values, one rounding to bfloat16.
-    Source: specification 3.12.1.
     """
     plan = plan_image(image.width, image.height, rules)
-    pixels = torch.from_numpy(np.array(fit_image(image, plan, rules)))  # [height, width, 3] uint8
-    values = pixels.to(torch.float32).div_(255).sub_(0.5).div_(0.5).to(torch.bfloat16)
-    rows, columns = plan.patch_grid
-    grid = values.view(rows, rules.patch_size, columns, rules.patch_size, 3)
-    patches = grid.permute(0, 2, 4, 1, 3).reshape(rows * columns, 3, rules.patch_size, rules.patch_size)
-    return patches, plan
+    return np.array(fit_image(image, plan, rules)), plan

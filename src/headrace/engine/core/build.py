@@ -13,6 +13,7 @@ from headrace.engine.core.memory_plan import Measured, measure_scratch, plan_mem
 from headrace.engine.core.options import EngineOptions
 from headrace.engine.threads import Threads, choose_threads
 from headrace.models.deepseek_v41.batch import Span
+from headrace.models.deepseek_v41.config import load_config
 from headrace.models.deepseek_v41.load import LoadOptions, load_model
 from headrace.models.deepseek_v41.model import DeepseekV41
 
@@ -30,7 +31,7 @@ def build_core(
         CapacityError: the memory limit leaves no room for one sequence.
     """
     before = resident_bytes()
-    loaded = load_model(path, load, progress)
+    loaded = load_model(path, load or LoadOptions(has_vision=load_config(path).vision is not None), progress)
     model, config = loaded.model, loaded.model.config
     threads = choose_threads(config.hidden_size, options.threads)
     files = sum(file.stat().st_size for file in path.glob("*.safetensors"))

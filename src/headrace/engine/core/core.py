@@ -12,6 +12,7 @@ from headrace.engine.answer import Answer
 from headrace.engine.core.account import Accountant
 from headrace.engine.core.events import ErrorEvent, Event, PrefillEvent, TokenEvent
 from headrace.engine.core.holdings import Holdings
+from headrace.engine.core.image_rows import PromptImages
 from headrace.engine.core.limits import scheduler_config
 from headrace.engine.core.memory_plan import MemoryGuard, MemoryPlan
 from headrace.engine.core.options import EngineOptions
@@ -92,7 +93,8 @@ class EngineCore:
         mode = params.mode or ("full" if params.num_prompt_alternatives is not None else self.options.mode)
         sampler = self._sampler(submission, compiled)
         answer = Answer(submission.prompt_ids, sampler, self.tokenizer, self.max_context)
-        chain = self.cache.chain(submission.prompt_ids, params.cache_salt)
+        images = PromptImages(submission.images) if submission.images else None
+        chain = self.cache.chain(submission.prompt_ids, params.cache_salt, images)
         room = self.max_context - len(submission.prompt_ids)
         self._arrivals += 1
         self._scheduler.submit(
@@ -116,6 +118,7 @@ class EngineCore:
                 chain=chain,
                 mode=mode,
                 can_replay=(params.resume or self.options.resume) == "replay",
+                images=images,
             )
 
     def cancel(self, request_id: str) -> None:
@@ -171,7 +174,7 @@ class EngineCore:
         plan = self._scheduler.plan(began, self._holdings.pool(self.cache), self._match)
         events = self._end(plan)
         self._carry_out(plan, began)
-        rows = lay_out(plan, self._sequences, self._accountant, self.model.config.window)
+        rows = lay_out(plan, self._sequences, self._accountant, self.model)
         if not (rows.spans or plan.ended or plan.preemptions or plan.swap_ins or self._scheduler.is_idle):
             raise InternalError(f"no request can go on: {dict(plan.waits)}")  # a plan always moves somebody
         if rows.spans:

@@ -14,6 +14,7 @@ from headrace.cache.prefix_match import Match, Reason
 from headrace.cache.sequence_state import SequenceState
 from headrace.cache.slot_pool import Slot
 from headrace.cache.snapshot import Snapshot
+from headrace.engine.core.image_rows import PromptImages
 from headrace.engine.core.sequence import Sequence
 from headrace.memory.addressing import Addressing
 
@@ -41,10 +42,12 @@ class PrefixCache:
         self._is_on = is_on
         self._matches: dict[str, tuple[Match, Chain, bool]] = {}  # and whether the chain is approximate
 
-    def chain(self, token_ids: np.ndarray, salt: str | None, *, is_approximate: bool = False) -> Chain:
-        """Return a chain of tokens in the lineage that is named."""
+    def chain(
+        self, token_ids: np.ndarray, salt: str | None, images: PromptImages | None, *, is_approximate: bool = False
+    ) -> Chain:
+        """Return a chain of tokens and images in the lineage that is named."""
         chain = Chain({**self._namespace, "salt": salt or "", _LINEAGE: "approximate" if is_approximate else "exact"})
-        chain.append(token_ids)
+        chain.append(token_ids, None if images is None else images.marks)
         return chain
 
     # ------------------------------------------------------------------------------------------------------ a step
@@ -57,7 +60,8 @@ class PrefixCache:
         if sequence.mode == "full":
             return Match(reason=Reason.FULL_MODE)
         exact = sequence.chain
-        other = self.chain(sequence.submission.prompt_ids, sequence.answer.params.cache_salt, is_approximate=True)
+        salt, prompt_ids = sequence.answer.params.cache_salt, sequence.submission.prompt_ids
+        other = self.chain(prompt_ids, salt, sequence.images, is_approximate=True)
         found = self.index.match(exact, can_replay=sequence.can_replay, approximate=other)
         is_approximate = found.is_approximate
         if sequence.can_replay:
@@ -94,7 +98,7 @@ class PrefixCache:
         sequence.chain, sequence.is_approximate = chain, is_approximate
         sequence.cached_tokens, sequence.cached_blocks = found.num_tokens, len(found.block_ids)
         found = self._make_room(found)
-        begin_from(found, state, self.index, self._compressed(sequence.submission.prompt_ids, found.row, state))
+        begin_from(found, state, self.index, self._compressed(sequence, found.row, state))
         return state
 
     def forget(self, keep: Iterable[str] = ()) -> None:
@@ -141,11 +145,12 @@ class PrefixCache:
         self._blocks.write_blocks([fresh], content)
         return replace(found, block_ids=(*found.block_ids, fresh), partial=None, partial_tokens=0)
 
-    def _compressed(self, token_ids: np.ndarray, position: int, state: SequenceState) -> np.ndarray | None:
+    def _compressed(self, sequence: Sequence, position: int, state: SequenceState) -> np.ndarray | None:
         if self._addressing is None:
             return None
         low = max(0, position - state.shape.lookback_depth)
-        return self._addressing.compress(token_ids[low:position])
+        is_dead = None if sequence.images is None else sequence.images.is_image(low, position)
+        return self._addressing.compress(sequence.submission.prompt_ids[low:position], is_dead)
 
     def _follow(self, sequence: Sequence, num_tokens: int) -> None:
         """Let the chain hold the tokens of the answer too."""

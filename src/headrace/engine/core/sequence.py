@@ -7,6 +7,7 @@ from headrace.cache.chain import Chain
 from headrace.cache.sequence_state import SequenceState
 from headrace.cache.swap import Swapped
 from headrace.engine.answer import Answer
+from headrace.engine.core.image_rows import PromptImages
 from headrace.engine.core.trace import RowCounts
 from headrace.engine.core.xray import StepXray
 from headrace.engine.result import Result, Timings, TokenLogprob, Usage, Work
@@ -28,6 +29,7 @@ class Sequence:
     chain: Chain
     mode: Literal["full", "replay"]
     can_replay: bool
+    images: PromptImages | None = None
     state: SequenceState | None = None
     swapped: Swapped | None = None
     cached_tokens: int = 0

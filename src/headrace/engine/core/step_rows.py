@@ -14,7 +14,7 @@ from headrace.engine.core.trace import RequestStep
 from headrace.engine.core.xray import ReadsProbe, StepXray
 from headrace.engine.sampling.logprobs import target_logprobs
 from headrace.engine.scheduler.plan import StepPlan
-from headrace.models.deepseek_v41.batch import Span
+from headrace.models.deepseek_v41.batch import ImageRows, Span
 from headrace.models.deepseek_v41.model import DeepseekV41
 
 
@@ -46,41 +46,51 @@ class StepRows:
         self.sequences = [self.sequences[place] for place in kept]
 
 
-def lay_out(plan: StepPlan, sequences: Mapping[str, Sequence], accountant: Accountant, window: int) -> StepRows:
+@dataclass(frozen=True)
+class _Chunk:
+    """Tokens of one sequence from position `start` on; the last `decoder_rows` run through the decoder."""
+
+    token_ids: np.ndarray
+    start: int
+    decoder_rows: int
+    images: ImageRows | None = None
+
+
+def lay_out(plan: StepPlan, sequences: Mapping[str, Sequence], accountant: Accountant, model: DeepseekV41) -> StepRows:
     """Turn decode rows and prefill chunks into spans, decode rows first."""
     rows = StepRows()
     for row in plan.decodes:
         sequence = sequences[row.request_id]
         token = np.array(sequence.answer.token_ids[-1:], dtype=np.int64)
-        _add(rows, sequence, token, row.position, 1, accountant, kind="decode")
+        _add(rows, sequence, _Chunk(token, row.position, 1), accountant, kind="decode")
     for chunk in plan.prefills:
         sequence = sequences[chunk.request_id]
         token_ids = sequence.submission.prompt_ids[chunk.start : chunk.stop]
         size = chunk.stop - chunk.start
-        tail = min(window, sequence.num_prompt) if chunk.is_last else 0
+        tail = min(model.config.window, sequence.num_prompt) if chunk.is_last else 0
         decoder_rows = size if sequence.mode == "full" else tail
-        _add(rows, sequence, token_ids, chunk.start, decoder_rows, accountant, kind="prefill", is_last=chunk.is_last)
+        images = None if sequence.images is None else sequence.images.part(model, chunk.start, chunk.stop)
+        span = _Chunk(token_ids, chunk.start, decoder_rows, images)
+        _add(rows, sequence, span, accountant, kind="prefill", is_last=chunk.is_last)
     return rows
 
 
 def _add(
     rows: StepRows,
     sequence: Sequence,
-    token_ids: np.ndarray,
-    start: int,
-    decoder_rows: int,
+    chunk: _Chunk,
     accountant: Accountant,
     *,
     kind: str,
     is_last: bool = True,
 ) -> None:
-    state = sequence.state
+    state, start, decoder_rows = sequence.state, chunk.start, chunk.decoder_rows
     if state is None or state.length != start:
         held = "no state" if state is None else f"{state.length} tokens"
         raise InternalError(f"request {sequence.request_id} was planned at {start} and has {held}")
-    stop = start + len(token_ids)
+    stop = start + len(chunk.token_ids)
     is_replay = kind == "prefill" and is_last and sequence.mode == "replay"
-    rows.spans.append(Span(state, token_ids, decoder_rows, is_replay=is_replay))
+    rows.spans.append(Span(state, chunk.token_ids, decoder_rows, is_replay=is_replay, images=chunk.images))
     rows.sequences.append(sequence)
     rows.samples.append(is_last)
     decoder_floor = stop - decoder_rows if is_replay else state.decoder_floor

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Literal
+from typing import Any
 
 import headrace
 from headrace.core.errors import EngineError, HeadraceError
@@ -25,6 +25,7 @@ from headrace.engine.process.messages import (
     FromEngine,
     Progress,
     Query,
+    Question,
     Ready,
     Setup,
     ToEngine,
@@ -66,7 +67,7 @@ class EngineClient:
         self._lock = threading.Lock()  # the books below; never held while a message is sent, which may take a while
         self._sending = threading.Lock()
         self._waiting: dict[str, _Waiting] = {}
-        self._answers: dict[int, SimpleQueue[Any]] = {}
+        self._answers: dict[int, Callable[[Any], object]] = {}
         self._tokens = 0
         self._is_closed = False
         self._restarts: list[float] = []
@@ -86,6 +87,16 @@ class EngineClient:
         """Number of the engine's process."""
         return self._process.pid
 
+    @property
+    def is_up(self) -> bool:
+        """Whether a process is there to take requests: not while one is started again, not after it was given up."""
+        return self._is_up.is_set() and self._given_up is None and not self._is_closed
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a process is started again after one ended."""
+        return not self._is_up.is_set()
+
     def submit(self, submission: Submission, tell: Tell) -> None:
         """Hand a request over; `tell` hears its events, in order, from another thread, and at most one error, last.
 
@@ -104,22 +115,30 @@ class EngineClient:
                 return
         self._write(link, Cancel(request_id))
 
-    def query(self, what: Literal["status", "traces", "audit", "clear"]) -> Any:
+    def query(self, what: Question) -> Any:
         """Ask the engine about itself.
 
         Raises:
             EngineError: the process ended.
         """
         queue: SimpleQueue[Any] = SimpleQueue()
-        with self._lock_while_up() as link:
-            self._tokens += 1
-            token = self._tokens
-            self._answers[token] = queue
-        self._write(link, Query(token, what))
+        self.ask(what, queue.put)
         value = queue.get()
         if isinstance(value, HeadraceError):
             raise value
         return value
+
+    def ask(self, what: Question, tell: Callable[[Any], object]) -> None:
+        """Ask the engine about itself; `tell` hears the answer, or an `EngineError`, from another thread.
+
+        Raises:
+            EngineError: the engine was closed or given up.
+        """
+        with self._lock_while_up() as link:
+            self._tokens += 1
+            token = self._tokens
+            self._answers[token] = tell
+        self._write(link, Query(token, what))
 
     def close(self) -> None:
         """End the process; requests in it get an error."""
@@ -163,7 +182,7 @@ class EngineClient:
             with self._lock:
                 waiting = self._answers.pop(told.token, None)
             if waiting is not None:
-                waiting.put(told.value)
+                waiting(told.value)
 
     def _hand_on(self, event: Event) -> None:
         is_last = isinstance(event, ErrorEvent)
@@ -226,7 +245,7 @@ class EngineClient:
         for one in waiting.values():
             one.tell(type(error)(error.message, error.param))  # each raises its own
         for answer in answers.values():
-            answer.put(type(error)(error.message, error.param))
+            answer(type(error)(error.message, error.param))
 
 
 def _listen(reference: "weakref.ref[EngineClient]") -> None:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from headrace.models.deepseek_v41.load import LoadOptions
 
 
+Question = Literal["status", "traces", "audit", "clear"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """The first message to the process."""
@@ -42,7 +45,7 @@ class Query:
     """Ask about the engine: `token` comes back with the answer."""
 
     token: int
-    what: Literal["status", "traces", "audit", "clear"]
+    what: Question
 
 
 @dataclass(frozen=True)
