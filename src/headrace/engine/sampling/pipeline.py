@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headrace.core.errors import HeadraceError, InternalError
+from headrace.core.errors import HeadraceError, InternalError, UserError
 from headrace.engine.sampling.noise import exponential_noise
 from headrace.engine.sampling.params import SamplingParams
 from headrace.engine.sampling.ranking import keep_top_k, keep_top_p
@@ -79,7 +79,11 @@ def _choose(logits_V: Tensor, state: SamplerState, row: int) -> int:
         raise RowError(f"row {row} has no next token: {error.message}", row) from error
     peak, largest = logits_V.max(-1)
     if not math.isfinite(float(peak)):
-        raise RowError(f"bias, penalties and masks leave row {row} no token (its largest logit is {float(peak)})", row)
+        raise RowError(f"row {row} has no next token", row) from UserError(
+            "bias, penalties and stop ids leave no token that may come next; weaker ones, or a smaller min_tokens, are "
+            "accepted",
+            param="logit_bias",
+        )
     if state.params.temperature == 0:
         return int(largest)
     probabilities = weights(logits_V, state.params)

@@ -1,4 +1,4 @@
-"""What an answer must look like: JSON of a schema, a regular expression, one of some texts, or a grammar.
+"""What an answer must look like: JSON of a schema, a regular expression, one of some texts, a grammar, or tool calls.
 
 Plain text, so that it crosses processes; `structured.py` compiles it on either side.
 """
@@ -13,7 +13,7 @@ from headrace.core.errors import UserError
 MAX_SPEC_BYTES = 64 << 10
 MAX_NESTING = 100  # the compiler recurses; text that opens more brackets than this inside each other is refused
 
-Kind = Literal["json_schema", "regex", "choice", "grammar"]
+Kind = Literal["json_schema", "regex", "choice", "grammar", "tool_calls"]
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,18 @@ class Structured:
     """One description of an answer; use the class methods to make it.
 
     Attributes:
-        kind: what `text` is: "json_schema" (JSON), "regex" (matched whole), "choice" (a JSON list of strings) or
-            "grammar" (Lark with a rule `start`, or GBNF with a rule `root`).
+        kind: what `text` is: "json_schema" (JSON), "regex" (matched whole), "choice" (a JSON list of strings),
+            "grammar" (Lark with a rule `start`, or GBNF with a rule `root`) or "tool_calls" (JSON, see `tool_calls`).
         text: the description, at most 64 KiB of UTF-8.
+        after: special tokens, by their spelling, that must come in this order before the structure begins; what stands
+            before and between them is free. Empty where the structure begins at once.
+        is_optional: the answer may end before the last token of `after` has come.
     """
 
     kind: Kind
     text: str
+    after: tuple[str, ...] = ()
+    is_optional: bool = False
 
     def __post_init__(self) -> None:
         """Check kind and size; `structured.compile_structured` finds out whether the text means something.
@@ -48,6 +53,11 @@ class Structured:
         depth = _nesting(self.text)
         if depth > MAX_NESTING:
             raise _refusal(f"the {self.kind} nests brackets {depth} deep; accepted are {MAX_NESTING} at most")
+        object.__setattr__(self, "after", tuple(self.after))
+        if not all(isinstance(token, str) and token for token in self.after):
+            raise _refusal(f"the {self.kind} begins after {self.after!r}; accepted are spellings of special tokens")
+        if self.is_optional and not self.after:
+            raise _refusal(f"the {self.kind} is optional and begins at once; accepted is an optional one after a token")
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> "Structured":
@@ -89,6 +99,34 @@ class Structured:
     def grammar(cls, text: str) -> "Structured":
         """Ask for a text of a grammar, in Lark's notation (rule `start`) or in GBNF (rule `root`)."""
         return cls("grammar", text)
+
+    @classmethod
+    def tool_calls(
+        cls,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        dialect: str = "v4.1",
+        is_parallel: bool = True,
+        is_opened: bool = True,
+    ) -> "Structured":
+        """Ask for calls of some tools in the markup of DeepSeek's encodings.
+
+        Args:
+            tools: each a mapping with `name` and `parameters`, a JSON schema of an object.
+            dialect: "v4.1" or "v4", which spell the markup differently.
+            is_parallel: any number of calls from one on; otherwise exactly one.
+            is_opened: the prompt ends with the line that opens the block of calls; otherwise the answer stands right
+                behind the marker token of that line.
+
+        Raises:
+            UserError: a tool cannot be written as JSON, or there are too many.
+        """
+        kept = [{"name": tool["name"], "parameters": tool["parameters"]} for tool in tools]
+        about = {"tools": kept, "dialect": dialect, "is_parallel": is_parallel, "is_opened": is_opened}
+        try:
+            return cls("tool_calls", json.dumps(about, ensure_ascii=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _refusal(f"the tools cannot be written as JSON: {error}") from error
 
     def choices(self) -> list[str]:
         """Return the texts of a choice.

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headrace.core.errors import InternalError, UserError
 from headrace.engine.sampling.spec import Structured
+from headrace.engine.sampling.tool_grammar import MARKER, tool_grammar
 from headrace.engine.sampling.vocabulary import GrammarVocabulary
 
 _MAX_REASON_CHARACTERS = 300
@@ -26,10 +27,11 @@ _SPECIAL_TOKEN = re.compile(r"<[^>\s]*>?")
 class Matcher:
     """Owns where one answer stands in its structure."""
 
-    def __init__(self, backend: LLMatcher, vocabulary: GrammarVocabulary) -> None:
-        """Take over a library matcher."""
+    def __init__(self, backend: LLMatcher, vocabulary: GrammarVocabulary, marks: tuple[int, ...] = ()) -> None:
+        """Take over a library matcher; `marks` are the special tokens that its structure may hold."""
         self._backend = backend
         self._vocabulary = vocabulary
+        self._marks = marks
 
     @property
     def is_done(self) -> bool:
@@ -71,10 +73,10 @@ class Matcher:
 
     def copy(self) -> "Matcher":
         """Return an independent copy."""
-        return Matcher(self._backend.deep_copy(), self._vocabulary)
+        return Matcher(self._backend.deep_copy(), self._vocabulary, self._marks)
 
     def _may_follow(self, token_id: int) -> bool:
-        is_known = self._vocabulary.is_text[token_id] or token_id == self._vocabulary.eos_token_id
+        is_known = self._vocabulary.is_text[token_id] or token_id in (self._vocabulary.eos_token_id, *self._marks)
         return bool(is_known) and not self.is_done and self._backend.validate_tokens([token_id]) == 1
 
     def _allowed(self) -> np.ndarray:
@@ -87,25 +89,101 @@ class Matcher:
         if self._backend.is_error() or (self._backend.is_stopped() and not self._backend.is_accepting()):
             raise _refusal("the structure cannot be followed any further", self._backend.get_error())
         may_end = bool(allowed[self._vocabulary.eos_token_id]) and self.can_end
+        marks = [token_id for token_id in self._marks if allowed[token_id]]
         allowed &= self._vocabulary.is_text
         allowed[self._vocabulary.eos_token_id] = may_end
+        allowed[marks] = True
         if not allowed.any():
             raise _refusal("the structure cannot be followed any further", "no token of the vocabulary fits")
         return allowed
+
+
+class LateMatcher(Matcher):
+    """Owns where one answer stands before and in a structure that begins after some special tokens.
+
+    Until the last of them has come every token is free, except that the answer must not end there unless the structure
+    is optional.
+    """
+
+    def __init__(self, inner: Matcher, waits_for: tuple[int, ...], *, is_optional: bool, eos_token_id: int) -> None:
+        """Take over the matcher of the structure and the tokens it comes after, in their order."""
+        self._inner = inner
+        self._waits_for = waits_for
+        self._is_optional = is_optional
+        self._eos_token_id = eos_token_id
+        self._has_ended = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing can follow."""
+        return self._has_ended or (not self._waits_for and self._inner.is_done)
+
+    @property
+    def can_end(self) -> bool:
+        """Whether the answer so far is complete."""
+        return self._may_end_early if self._waits_for else self._inner.can_end
+
+    @property
+    def _may_end_early(self) -> bool:
+        return self._is_optional and len(self._waits_for) == 1
+
+    def mask(self, logits_V: Tensor) -> None:
+        """Set the logits of tokens that must not come next to -inf, in place; see `Matcher.mask`."""
+        if not self._waits_for:
+            self._inner.mask(logits_V)
+        elif not self._may_end_early:
+            logits_V[self._eos_token_id] = -torch.inf
+
+    def accept(self, token_id: int) -> None:
+        """Take the next token; see `Matcher.accept`."""
+        if not self._waits_for:
+            self._inner.accept(token_id)
+        elif token_id == self._waits_for[0]:
+            self._waits_for = self._waits_for[1:]
+        elif token_id == self._eos_token_id:
+            if not self._may_end_early:
+                raise InternalError("an answer ended before its structure began")
+            self._has_ended = True
+
+    def copy(self) -> "LateMatcher":
+        """Return an independent copy."""
+        other = LateMatcher(
+            self._inner.copy(), self._waits_for, is_optional=self._is_optional, eos_token_id=self._eos_token_id
+        )
+        other._has_ended = self._has_ended
+        return other
 
 
 class Compiled:
     """Owns a compiled structure; every answer starts a matcher of its own. May be shared between threads."""
 
     def __init__(self, spec: Structured, backend: LLMatcher, vocabulary: GrammarVocabulary) -> None:
-        """Take over a library matcher that has seen no token."""
+        """Take over a library matcher that has seen no token.
+
+        Raises:
+            UserError: the tokenizer has not the special tokens that the structure needs.
+        """
         self.spec = spec
         self._backend = backend
         self._vocabulary = vocabulary
+        self._marks = (vocabulary.special_id(MARKER),) if spec.kind == "tool_calls" else ()
+        self._waits_for = tuple(vocabulary.special_id(token) for token in spec.after)
 
     def start(self) -> Matcher:
         """Return a matcher at the beginning of an answer."""
-        return Matcher(self._backend.deep_copy(), self._vocabulary)
+        inner = self.start_inside()
+        if not self._waits_for:
+            return inner
+        return LateMatcher(
+            inner,
+            self._waits_for,
+            is_optional=self.spec.is_optional,
+            eos_token_id=self._vocabulary.eos_token_id,
+        )
+
+    def start_inside(self) -> Matcher:
+        """Return a matcher at the beginning of the structure itself."""
+        return Matcher(self._backend.deep_copy(), self._vocabulary, self._marks)
 
 
 def compile_structured(spec: Structured, vocabulary: GrammarVocabulary) -> Compiled:
@@ -115,7 +193,7 @@ def compile_structured(spec: Structured, vocabulary: GrammarVocabulary) -> Compi
         UserError: the schema, pattern or grammar is not valid, asks for what is not supported, matches nothing, or is
             too complex.
     """
-    grammar = _grammar(spec)
+    grammar = _grammar(spec, vocabulary)
     limits = llguidance.LLParserLimits(verbose_errors=False)
     _, messages = LLMatcher.validate_grammar_with_warnings(grammar, vocabulary.compiler_view, limits=limits)
     if messages:  # a warning says that a part of the description would be ignored
@@ -125,14 +203,16 @@ def compile_structured(spec: Structured, vocabulary: GrammarVocabulary) -> Compi
         raise _refusal(f"the {spec.kind} is not accepted", backend.get_error())
     compiled = Compiled(spec, backend, vocabulary)
     try:
-        compiled.start().mask(torch.zeros(vocabulary.size))
+        compiled.start_inside().mask(torch.zeros(vocabulary.size))
     except UserError as error:
         raise _refusal(f"the {spec.kind} is not accepted: it allows no answer", error.message) from error
     return compiled
 
 
-def _grammar(spec: Structured) -> str:
+def _grammar(spec: Structured, vocabulary: GrammarVocabulary) -> str:
     """Return a structure in the library's own notation."""
+    if spec.kind == "tool_calls":
+        return str(LLMatcher.grammar_from_lark(tool_grammar(spec.text, vocabulary.special_id(MARKER))))
     if spec.kind == "regex":
         return str(LLMatcher.grammar_from_regex(spec.text))
     if spec.kind == "choice":

@@ -49,6 +49,18 @@ class GrammarVocabulary:
             n_vocab=tokenizer.size,
             eos_token=eos_token_id,
         )
+        self._added = {tokenizer.id_to_token(token_id): token_id for token_id in tokenizer.added_ids}
+
+    def special_id(self, token: str) -> int:
+        """Return the id of a special token by its spelling.
+
+        Raises:
+            UserError: the tokenizer adds no such token.
+        """
+        token_id = self._added.get(token)
+        if token_id is None:
+            raise UserError(f"the structure needs the token {token!r}, which the tokenizer has not", param="structured")
+        return token_id
 
 
 class _Described:
