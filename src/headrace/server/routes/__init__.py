@@ -1,0 +1,1 @@
+"""What the server answers, one router a module; `headrace.server.app` lists them."""
