@@ -45,6 +45,7 @@ class PrefixIndex:
         self._clock = 0
         self._order = 0
         self._evictable: tuple[int, int] | None = None  # (the pool's version, blocks)
+        self.num_evicted = 0  # blocks that `evict` freed so far
 
     @property
     def shelf(self) -> SnapshotShelf:
@@ -258,6 +259,7 @@ class PrefixIndex:
                 freed += self._forget(node)
             for entry in in_use:
                 heapq.heappush(self._lru, entry)
+        self.num_evicted += len(freed)
         return freed
 
     def _is_loose(self, node: Node) -> bool:

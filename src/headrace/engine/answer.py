@@ -40,6 +40,13 @@ class Answer:
         return self.sampler.params
 
     @property
+    def newest_logprob(self) -> tuple[float | None, tuple[tuple[int, float], ...]]:
+        """Log-probability of the newest token and its alternatives; None and () where they were not asked for."""
+        if not self.params.logprobs:
+            return None, ()
+        return self.logprobs[-1], self.token_logprobs[-1].top if self.params.top_logprobs else ()
+
+    @property
     def position(self) -> int:
         """Position of the next token."""
         return len(self.prompt_ids) + len(self.token_ids)

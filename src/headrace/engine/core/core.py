@@ -7,7 +7,7 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from headrace.core.errors import HeadraceError, InternalError, UserError
+from headrace.core.errors import CheckpointError, HeadraceError, InternalError, UserError
 from headrace.engine.answer import Answer
 from headrace.engine.core.account import Accountant
 from headrace.engine.core.events import ErrorEvent, Event, PrefillEvent, TokenEvent
@@ -19,9 +19,10 @@ from headrace.engine.core.options import EngineOptions
 from headrace.engine.core.prefix_cache import PrefixCache
 from headrace.engine.core.sequence import Sequence
 from headrace.engine.core.step_rows import StepRows, damaged, lay_out, note_xrays, run
+from headrace.engine.core.totals import Totals
 from headrace.engine.core.trace import TraceLog
 from headrace.engine.core.trace_step import trace_of
-from headrace.engine.result import FinishReason
+from headrace.engine.result import FinishReason, Result
 from headrace.engine.sampling.pipeline import RowError, sample_batch
 from headrace.engine.sampling.spec import Structured
 from headrace.engine.sampling.state import SamplerState
@@ -77,6 +78,7 @@ class EngineCore:
         self._vocabulary: GrammarVocabulary | None = None
         self._sequences: dict[str, Sequence] = {}
         self.traces = TraceLog(options.trace_steps, options.trace_file)
+        self.totals = Totals()
         self._guard = MemoryGuard(plan)
         self._began = time.monotonic()
         self._steps = self._arrivals = 0
@@ -158,6 +160,11 @@ class EngineCore:
         return len(set(self.cache.index.block_ids))
 
     @property
+    def pools(self) -> dict[str, int]:
+        """What the pools and the prefix cache hold."""
+        return self._holdings.counts(self.cache)
+
+    @property
     def counts(self) -> dict[str, int]:
         """Requests per phase, and bytes of host memory in use."""
         return asdict(self._scheduler.counts)
@@ -174,12 +181,14 @@ class EngineCore:
         plan = self._scheduler.plan(began, self._holdings.pool(self.cache), self._match)
         events = self._end(plan)
         self._carry_out(plan, began)
+        self.totals.add_plan(plan)
         rows = lay_out(plan, self._sequences, self._accountant, self.model)
         if not (rows.spans or plan.ended or plan.preemptions or plan.swap_ins or self._scheduler.is_idle):
             raise InternalError(f"no request can go on: {dict(plan.waits)}")  # a plan always moves somebody
         if rows.spans:
             self._use_threads(self._threads.prefill if rows.has_prefill else self._threads.decode)
             events += self._run(plan, rows, began)
+            self.totals.add_time(time.monotonic() - began)
         if self.options.is_audited:
             self.audit()
         self._steps += 1
@@ -268,6 +277,7 @@ class EngineCore:
             rows.drop([sequence.request_id for sequence, _ in failed])
             found = run(self.model, rows, self._vocab_size) if rows.spans else []
         note_xrays(rows, self._steps, began)
+        self.totals.add_rows(rows.sequences, rows.steps)
         for sequence, step in zip(rows.sequences, rows.steps, strict=True):
             sequence.counts.add(step.counts)
             sequence.replayed_rows += step.replayed_rows
@@ -321,23 +331,31 @@ class EngineCore:
             text = answer.take(token_id, logits_V)
         except UserError as error:
             return self._fail(sequence, error)
+        self.totals.generated_tokens += 1
         sequence.last_token = time.monotonic()
         sequence.first_token = sequence.first_token or sequence.last_token
         if answer.finish_reason is None:
-            name = sequence.submission.request_id
-            return [
-                TokenEvent(request_id=name, choice=sequence.choice, token_id=token_id, text=text, xray=sequence.xray)
-            ]
+            return [self._event(sequence, token_id, text)]
         self._scheduler.finish(sequence.request_id, EndReason.STOP)
         return self._over(sequence, token_id, text)
 
     def _over(self, sequence: Sequence, token_id: int | None, text: str) -> list[Event]:
         sequence.is_over = True
-        name, result = sequence.submission.request_id, sequence.result(self.model.numerics.name)
-        xray = None if token_id is None else sequence.xray
-        return [
-            TokenEvent(request_id=name, choice=sequence.choice, token_id=token_id, text=text, result=result, xray=xray)
-        ]
+        return [self._event(sequence, token_id, text, sequence.result(self.model.numerics.name))]
+
+    def _event(self, sequence: Sequence, token_id: int | None, text: str, result: Result | None = None) -> TokenEvent:
+        is_token = token_id is not None
+        logprob, alternatives = sequence.answer.newest_logprob if is_token else (None, ())
+        return TokenEvent(
+            request_id=sequence.submission.request_id,
+            choice=sequence.choice,
+            token_id=token_id,
+            text=text,
+            logprob=logprob,
+            top_logprobs=alternatives,
+            result=result,
+            xray=sequence.xray if is_token else None,
+        )
 
     def _fail(self, sequence: Sequence, error: HeadraceError) -> list[Event]:
         """End a request with all its answers."""
@@ -348,6 +366,7 @@ class EngineCore:
             self._scheduler.finish(one.request_id, EndReason.ERROR)
         if is_told:
             return []
+        self.totals.failed += not isinstance(error, UserError) or isinstance(error, CheckpointError)
         return [ErrorEvent(request_id=name, kind=type(error).__name__, message=error.message, param=error.param)]
 
     def compile(self, structured: Structured) -> Compiled:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 class TokenEvent:
     """A token of an answer and the text that is now certain; `result` with the last one.
 
-    `token_id` is None where an answer ended from outside. `xray` is there where the request asked for it and the token
+    `token_id` is None where an answer ended from outside. `logprob` and `top_logprobs`, (token id, log-probability)
+    each, are there where they were asked for. `xray` is there where the request asked for it and the token
     was sampled in this step.
     """
 
@@ -21,6 +22,8 @@ class TokenEvent:
     choice: int
     token_id: int | None
     text: str
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
     result: Result | None = None
     xray: "StepXray | None" = None
 

@@ -94,6 +94,22 @@ class Holdings:
             discard(sequence.swapped, self.blocks)
             sequence.swapped = None
 
+    def counts(self, cache: PrefixCache) -> dict[str, int]:
+        """Return how much of the pools and of the prefix cache is in use."""
+        blocks, slots, index = self.blocks, self.slots, cache.index
+        return {
+            "num_blocks": blocks.num_blocks,
+            "block_bytes": blocks.block_bytes,
+            "free_blocks": blocks.num_free,
+            "cached_blocks": len(set(index.block_ids)),
+            "evictable_blocks": index.num_evictable,
+            "evicted_blocks": index.num_evicted,
+            "num_slots": slots.num_slots,
+            "free_slots": slots.num_free,
+            "snapshots": index.shelf.count,
+            "snapshot_bytes": index.shelf.nbytes,
+        }
+
     def audit(self, sequences: Iterable[Sequence], cache: PrefixCache) -> None:
         """Check that every block and slot is free or held exactly as the books say.
 

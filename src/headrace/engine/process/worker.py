@@ -113,6 +113,8 @@ def _submit(
 def _answer(core: EngineCore, query: Query) -> Any:
     if query.what == "traces":
         return core.traces.newest()
+    if query.what == "totals":
+        return core.totals
     if query.what == "audit":
         try:
             core.audit()
@@ -128,9 +130,7 @@ def _answer(core: EngineCore, query: Query) -> Any:
 def _status(core: EngineCore, plan: MemoryPlan) -> dict[str, int]:
     return {
         "pid": os.getpid(),
-        "free_blocks": core.free_blocks,
-        "cached_blocks": core.cached_blocks,
-        "num_blocks": plan.num_blocks,
+        **core.pools,
         "planned_bytes": plan.total,
         "resident_bytes": resident_bytes(),
         "peak_bytes": peak_bytes(),
