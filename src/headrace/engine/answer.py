@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from headrace.engine.result import FinishReason, TokenLogprob
+from headrace.engine.logprob_table import LogprobTable
+from headrace.engine.result import FinishReason
 from headrace.engine.sampling.logprobs import log_probability, token_logprob
 from headrace.engine.sampling.params import SamplingParams
 from headrace.engine.sampling.state import SamplerState
@@ -24,7 +25,7 @@ class Answer:
     limit: int
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    token_logprobs: list[TokenLogprob] = field(default_factory=list)
+    token_logprobs: LogprobTable = field(default_factory=LogprobTable)
     text: str = ""
     finish_reason: FinishReason | None = None
     stop: str | int | None = None
@@ -92,7 +93,7 @@ class Answer:
             return
         if self.params.top_logprobs:
             found = token_logprob(logits_V, token_id, self.params.top_logprobs)
-            self.token_logprobs.append(found)
+            self.token_logprobs.extend([found])
             self.logprobs.append(found.logprob)
         else:
             self.logprobs.append(log_probability(logits_V, token_id))

@@ -1,6 +1,6 @@
 """What a request gives back, as values that cross processes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -85,8 +85,8 @@ class Result:
     usage: Usage
     seed: int
     stop: str | int | None = None
-    token_logprobs: list[TokenLogprob] | None = None
-    prompt_logprobs: list[TokenLogprob | None] | None = None
+    token_logprobs: Sequence[TokenLogprob] | None = None
+    prompt_logprobs: Sequence[TokenLogprob | None] | None = None
     cache_reason: str | None = None
     is_approximate: bool = False
     numerics: str = ""

@@ -110,16 +110,27 @@ def answer(engine: EngineCore, ids: Iterable[int], chosen: SamplingParams, name:
 
 @cache
 def alone(ids: tuple[int, ...], mode: str = "replay", count: int = 6, **sampling: Any) -> tuple[list[int], list[float]]:
-    """What the plain model says alone, in one chunk, with buffers of its own: tokens and log-probabilities."""
-    model = tiny()
-    chosen = params(max_tokens=count, **sampling)
+    """What the tiny model says alone."""
+    return alone_on(tiny(), ids, params(max_tokens=count, **sampling), mode)
+
+
+def alone_on(
+    model: DeepseekV41, ids: tuple[int, ...], chosen: SamplingParams, mode: str = "replay"
+) -> tuple[list[int], list[float]]:
+    """What a plain model says alone, in one chunk, with buffers of its own: tokens and log-probabilities."""
+    config = model.config
     sampler = SamplerState(
-        chosen, ids, seed=chosen.seed or 0, eos_token_id=257, vocab_size=model.config.vocab_size, matcher=None
+        chosen,
+        ids,
+        seed=chosen.seed or 0,
+        eos_token_id=config.eos_token_id,
+        vocab_size=config.vocab_size,
+        matcher=None,
     )
     state, tokens, logprobs = model.new_state(), [], []
-    rows = len(ids) if mode == "full" else min(len(ids), model.config.window)
+    rows = len(ids) if mode == "full" else min(len(ids), config.window)
     span = Span(state, np.array(ids), rows, is_replay=mode == "replay")
-    for _ in range(count):
+    for _ in range(chosen.max_tokens):
         logits = model.forward([span]).logits[-1]
         token_id = sample(logits, sampler)
         sampler.accept(token_id)

@@ -11,14 +11,10 @@ from headrace.core.shipped import SHIPPED_MODEL
 from headrace.engine.core.build import build_core
 from headrace.engine.core.core import EngineCore
 from headrace.engine.core.options import EngineOptions
-from headrace.engine.sampling.logprobs import log_probability
 from headrace.engine.sampling.params import SamplingParams
-from headrace.engine.sampling.pipeline import sample
-from headrace.engine.sampling.state import SamplerState
-from headrace.models.deepseek_v41.batch import Span
 from headrace.models.deepseek_v41.load import load_model
 from headrace.models.deepseek_v41.model import DeepseekV41
-from tests.engine.core.serving import GREEDY, SEEDED, Client
+from tests.engine.core.serving import GREEDY, SEEDED, Client, alone_on
 
 pytestmark = pytest.mark.full
 
@@ -46,19 +42,7 @@ def wants(kind: Mapping[str, float], **values: Any) -> SamplingParams:
 
 @cache
 def alone(prompt: tuple[int, ...], is_seeded: bool, new: int = NEW) -> tuple[list[int], list[float]]:
-    model, chosen = nano(), wants(SEEDED if is_seeded else GREEDY, max_tokens=new)
-    size = model.config.vocab_size
-    sampler = SamplerState(chosen, prompt, seed=chosen.seed or 0, eos_token_id=1, vocab_size=size, matcher=None)
-    state, tokens, logprobs = model.new_state(), [], []
-    span = Span(state, np.array(prompt), min(len(prompt), model.config.window), is_replay=True)
-    for _ in range(new):
-        logits = model.forward([span]).logits[-1]
-        token_id = sample(logits, sampler)
-        sampler.accept(token_id)
-        tokens.append(token_id)
-        logprobs.append(log_probability(logits, token_id))
-        span = Span(state, np.array([token_id]), 1)
-    return tokens, logprobs
+    return alone_on(nano(), prompt, wants(SEEDED if is_seeded else GREEDY, max_tokens=new))
 
 
 def check(client: Client, name: str, prompt: list[int], kind: Mapping[str, float], new: int = NEW) -> None:

@@ -45,14 +45,16 @@ def test_a_killed_engine_fails_its_requests_and_is_started_again_three_times_a_m
             for reader in readers:
                 outcome = reader.join()
                 assert isinstance(outcome, EngineError)
-                assert "process ended (exit status -9); it is started again" in outcome.message
+                assert "process ended (exit status -9) and is started again" in outcome.message
             may_start.set()
             assert told(llm.generate([PROMPTS[0]], SHORT)[0]) == expected
             assert llm.status()["pid"] != old
             llm.audit()
         (reader,) = read_long(llm, PROMPTS[:1])
         kill(llm)
-        assert isinstance(reader.join(), EngineError)
+        outcome = reader.join()
+        assert isinstance(outcome, EngineError)
+        assert "and is given up" in outcome.message
         for _ in range(2):
             with pytest.raises(EngineError, match="ended 4 times in a minute and is given up"):
                 llm.generate([PROMPTS[0]], SHORT)

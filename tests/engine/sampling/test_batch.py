@@ -135,7 +135,7 @@ def test_a_row_of_impossible_tokens_gives_none() -> None:
 def test_a_row_left_without_a_token_by_its_masks_gives_none() -> None:
     logits = torch.full((2, VOCAB), -math.inf)
     logits[:, EOS] = 0
-    with pytest.raises(RowError, match="masks leave row 1 no token"):
+    with pytest.raises(RowError, match="row 1 has no next token"):
         sample_batch(logits, [state_of(), state_of(SamplingParams(min_tokens=1))])
 
 

@@ -17,6 +17,8 @@ from headrace.engine.core.limits import scheduler_config
 from headrace.engine.core.memory_plan import MemoryGuard, MemoryPlan
 from headrace.engine.core.options import EngineOptions
 from headrace.engine.core.prefix_cache import PrefixCache
+from headrace.engine.core.request_memory import RequestMemory, request_budget
+from headrace.engine.core.samplers import Samplers
 from headrace.engine.core.sequence import Sequence
 from headrace.engine.core.step_rows import StepRows, damaged, lay_out, note_xrays, run
 from headrace.engine.core.totals import Totals
@@ -24,10 +26,7 @@ from headrace.engine.core.trace import TraceLog
 from headrace.engine.core.trace_step import trace_of
 from headrace.engine.result import FinishReason, Result
 from headrace.engine.sampling.pipeline import RowError, sample_batch
-from headrace.engine.sampling.spec import Structured
-from headrace.engine.sampling.state import SamplerState
-from headrace.engine.sampling.structured import Compiled, compile_structured
-from headrace.engine.sampling.vocabulary import GrammarVocabulary
+from headrace.engine.sampling.structured import Compiled
 from headrace.engine.scheduler.entry import EndReason
 from headrace.engine.scheduler.plan import Fork, StepPlan
 from headrace.engine.scheduler.request import Match, Request, count_holders
@@ -74,8 +73,8 @@ class EngineCore:
         )
         self._scheduler = Scheduler(scheduler_config(options, plan, config, self.max_context))
         self._accountant = Accountant(config, shape, model.ngram_bytes_per_token)
-        self._vocab_size = config.vocab_size if tokenizer is None else min(config.vocab_size, tokenizer.size)
-        self._vocabulary: GrammarVocabulary | None = None
+        self.samplers = Samplers(config, tokenizer)
+        self._request_memory = RequestMemory(request_budget(self.max_context))
         self._sequences: dict[str, Sequence] = {}
         self.traces = TraceLog(options.trace_steps, options.trace_file)
         self.totals = Totals()
@@ -93,24 +92,25 @@ class EngineCore:
         """
         params, name = submission.params, submission.request_id
         mode = params.mode or ("full" if params.num_prompt_alternatives is not None else self.options.mode)
-        sampler = self._sampler(submission, compiled)
+        sampler = self.samplers.start(submission, compiled)
         answer = Answer(submission.prompt_ids, sampler, self.tokenizer, self.max_context)
         images = PromptImages(submission.images) if submission.images else None
         chain = self.cache.chain(submission.prompt_ids, params.cache_salt, images)
-        room = self.max_context - len(submission.prompt_ids)
+        room = max(0, min(params.max_tokens, self.max_context - len(submission.prompt_ids)))
         self._arrivals += 1
-        self._scheduler.submit(
-            Request(
-                request_id=choice_id(name, 0),
-                arrival=self._arrivals,
-                prompt_tokens=len(submission.prompt_ids),
-                max_new_tokens=max(0, min(params.max_tokens, room)),
-                priority=params.priority,
-                deadline=submission.deadline,
-                mode=mode,
-                children=tuple(choice_id(name, index) for index in range(1, params.n)),
-            )
+        request = Request(
+            request_id=choice_id(name, 0),
+            arrival=self._arrivals,
+            prompt_tokens=len(submission.prompt_ids),
+            max_new_tokens=room,
+            priority=params.priority,
+            deadline=submission.deadline,
+            mode=mode,
+            children=tuple(choice_id(name, index) for index in range(1, params.n)),
         )
+        self._scheduler.check(request)
+        self._request_memory.take(submission, room)
+        self._scheduler.submit(request)
         for index in range(params.n):
             self._sequences[choice_id(name, index)] = Sequence(
                 submission=submission,
@@ -241,6 +241,7 @@ class EngineCore:
             if ended.reason is not EndReason.ERROR:
                 self.cache.publish(sequence, is_end=True)
             self._holdings.end(sequence)
+            self._request_memory.end_one(sequence.submission.request_id)
         return events
 
     def _carry_out(self, plan: StepPlan, now: float) -> None:
@@ -270,12 +271,12 @@ class EngineCore:
     def _run(self, plan: StepPlan, rows: StepRows, began: float) -> list[Event]:
         events: list[Event] = []
         try:
-            found = run(self.model, rows, self._vocab_size)
+            found = run(self.model, rows, self.samplers.vocab_size)
         except UserError as error:  # no state has moved
             failed = damaged(self.model, rows) or [(sequence, error) for sequence in rows.sequences]
             events += [event for sequence, reason in failed for event in self._fail(sequence, reason)]
             rows.drop([sequence.request_id for sequence, _ in failed])
-            found = run(self.model, rows, self._vocab_size) if rows.spans else []
+            found = run(self.model, rows, self.samplers.vocab_size) if rows.spans else []
         note_xrays(rows, self._steps, began)
         self.totals.add_rows(rows.sequences, rows.steps)
         for sequence, step in zip(rows.sequences, rows.steps, strict=True):
@@ -304,7 +305,7 @@ class EngineCore:
         child.started, child.cached_tokens = parent.started, parent.cached_tokens
         child.cache_reason, child.is_approximate = parent.cache_reason, parent.is_approximate
         child.published, child.is_first_step = parent.published, False
-        child.prompt_logprobs = list(parent.prompt_logprobs)
+        child.prompt_logprobs = parent.prompt_logprobs
         return child
 
     # -------------------------------------------------------------------------------------------------------- answers
@@ -368,31 +369,6 @@ class EngineCore:
             return []
         self.totals.failed += not isinstance(error, UserError) or isinstance(error, CheckpointError)
         return [ErrorEvent(request_id=name, kind=type(error).__name__, message=error.message, param=error.param)]
-
-    def compile(self, structured: Structured) -> Compiled:
-        """Compile a structure for this vocabulary; one thread at a time may do so.
-
-        Raises:
-            UserError: it is refused, or the checkpoint has no tokenizer.
-        """
-        if self.tokenizer is None:
-            raise UserError("the checkpoint has no tokenizer.json, so no structure can be asked for", "structured")
-        if self._vocabulary is None:
-            self._vocabulary = GrammarVocabulary(self.tokenizer, self.model.config.eos_token_id)
-        return compile_structured(structured, self._vocabulary)
-
-    def _sampler(self, submission: Submission, compiled: Compiled | None) -> SamplerState:
-        structured = submission.params.structured
-        if structured is not None and compiled is None:
-            compiled = self.compile(structured)
-        return SamplerState(
-            submission.params,
-            submission.prompt_ids,
-            seed=submission.seed,
-            eos_token_id=self.model.config.eos_token_id,
-            vocab_size=self._vocab_size,
-            matcher=None if compiled is None else compiled.start(),
-        )
 
     # ---------------------------------------------------------------------------------------------------------- books
 

@@ -11,6 +11,7 @@ from headrace.cache.snapshot import snapshot_bytes
 from headrace.cache.state_shape import StateShape
 from headrace.core.errors import CapacityError
 from headrace.engine.core.options import EngineOptions, free_memory
+from headrace.engine.core.request_memory import ANSWER_BYTES, request_budget
 from headrace.kernels.block_quant import Q8_GROUP
 
 _DEFAULT_CONTEXTS = 4
@@ -36,6 +37,7 @@ class MemoryPlan:
         slots: fixed-size states of running sequences.
         snapshots: window states kept for reuse, at most.
         host: states of preempted requests, at most.
+        requests: prompts and log-probabilities asked for (`request_budget`), and the values of tokens in the blocks.
     """
 
     process: int
@@ -46,6 +48,7 @@ class MemoryPlan:
     slots: int
     snapshots: int
     host: int
+    requests: int
     num_blocks: int
     block_bytes: int
     slot_bytes: int
@@ -54,7 +57,7 @@ class MemoryPlan:
     def total(self) -> int:
         """All of it."""
         before = self.process + self.libraries + self.weights + self.scratch
-        return before + self.blocks + self.slots + self.snapshots + self.host
+        return before + self.blocks + self.slots + self.snapshots + self.host + self.requests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +99,14 @@ def plan_memory(shape: StateShape, options: EngineOptions, max_context: int, mea
     longest = -(-max_context // BLOCK_TOKENS)
     slots = options.num_slots * per_slot
     host = options.host_bytes if options.host_bytes is not None else per_slot + longest * per_block
-    fixed = measured.process + _LIBRARY_CACHES + measured.weights + measured.scratch + slots + host
+    budget, values = request_budget(max_context), BLOCK_TOKENS * ANSWER_BYTES
+    fixed = measured.process + _LIBRARY_CACHES + measured.weights + measured.scratch + slots + host + budget
     if options.cache_tokens is not None:
         count = -(-options.cache_tokens // BLOCK_TOKENS)
     elif options.max_memory is not None:
         left = options.max_memory - fixed - (options.snapshot_bytes or 0)
-        count = int(left / (per_block * (1 + (_SNAPSHOT_SHARE if options.snapshot_bytes is None else 0))))
+        share = _SNAPSHOT_SHARE if options.snapshot_bytes is None else 0
+        count = int(left / (per_block * (1 + share) + values))
     else:
         count = max(longest, min(_DEFAULT_CONTEXTS * longest, int(free_memory() * _DEFAULT_SHARE) // per_block))
     least = _MIN_SNAPSHOTS * snapshot_bytes(shape) if options.max_memory is None else 0
@@ -117,6 +122,7 @@ def plan_memory(shape: StateShape, options: EngineOptions, max_context: int, mea
         slots=slots,
         snapshots=snapshots,
         host=host,
+        requests=budget + max(0, count) * values,
         num_blocks=count,
         block_bytes=per_block,
         slot_bytes=per_slot,
@@ -138,6 +144,7 @@ def _check(plan: MemoryPlan, options: EngineOptions, longest: int) -> None:
             f"max_memory is {options.max_memory:,} bytes; one sequence of the longest kind needs {least:,} "
             f"({plan.process + plan.libraries + plan.weights:,} for process, libraries and weights, "
             f"{plan.scratch:,} scratch, {plan.slots:,} slots, {plan.host:,} for preempted requests, "
+            f"{plan.requests:,} for prompts and answers, "
             f"{longest} blocks of {plan.block_bytes:,})",
             param="max_memory",
         )

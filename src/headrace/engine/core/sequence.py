@@ -10,7 +10,8 @@ from headrace.engine.answer import Answer
 from headrace.engine.core.image_rows import PromptImages
 from headrace.engine.core.trace import RowCounts
 from headrace.engine.core.xray import StepXray
-from headrace.engine.result import Result, Timings, TokenLogprob, Usage, Work
+from headrace.engine.logprob_table import LogprobTable, PromptLogprobs
+from headrace.engine.result import Result, Timings, Usage, Work
 from headrace.engine.submission import Submission
 
 
@@ -42,7 +43,7 @@ class Sequence:
     preemptions: int = 0
     counts: RowCounts = field(default_factory=RowCounts)
     replayed_rows: int = 0
-    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    prompt_logprobs: LogprobTable = field(default_factory=LogprobTable)
     started: float | None = None
     xray: StepXray | None = None
     first_token: float | None = None
@@ -85,8 +86,8 @@ class Sequence:
             ),
             seed=answer.sampler.seed,
             stop=answer.stop,
-            token_logprobs=list(answer.token_logprobs) if wants_top else None,
-            prompt_logprobs=list(self.prompt_logprobs) if wants_prompt else None,
+            token_logprobs=answer.token_logprobs if wants_top else None,
+            prompt_logprobs=PromptLogprobs(self.prompt_logprobs) if wants_prompt else None,
             cache_reason=self.cache_reason,
             is_approximate=self.is_approximate,
             numerics=numerics,

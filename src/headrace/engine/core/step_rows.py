@@ -175,7 +175,5 @@ def _wants_prompt(sequence: Sequence, step: RequestStep) -> bool:
 def _note_prompt(sequence: Sequence, step: RequestStep, logits_TV: Tensor) -> None:
     prompt = sequence.submission.prompt_ids
     targets = prompt[step.start + 1 : step.stop + 1]
-    if step.start == 0:
-        sequence.prompt_logprobs.append(None)
     count = sequence.answer.params.num_prompt_alternatives or 0
-    sequence.prompt_logprobs += target_logprobs(logits_TV[: len(targets)], targets, count)
+    sequence.prompt_logprobs.extend(target_logprobs(logits_TV[: len(targets)], targets, count))

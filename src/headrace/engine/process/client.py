@@ -204,19 +204,24 @@ class EngineClient:
             process, link = self._process, self._link
         _end(process, link)
         why = reason or f"exit status {process.returncode}"
-        self._fail_all(EngineError(f"the engine's process ended ({why}); it is started again"))
+        then = "is given up" if self._recent_restarts() >= _MAX_RESTARTS else "is started again"
+        self._fail_all(EngineError(f"the engine's process ended ({why}) and {then}"))
         problem = self._start_again()
         with self._lock:
             self._given_up = problem
         self._is_up.set()
         return problem is None
 
+    def _recent_restarts(self) -> int:
+        now = time.monotonic()
+        self._restarts = [then for then in self._restarts if now - then < _RESTART_WINDOW_S]
+        return len(self._restarts)
+
     def _start_again(self) -> HeadraceError | None:
         """Start another process, once more if that ends too; return why there is none."""
         while True:
-            now = time.monotonic()
-            self._restarts = [*(then for then in self._restarts if now - then < _RESTART_WINDOW_S), now]
-            count = len(self._restarts)
+            count = self._recent_restarts() + 1
+            self._restarts.append(time.monotonic())
             if count > _MAX_RESTARTS:
                 return EngineError(f"the engine's process ended {count} times in a minute and is given up")
             try:

@@ -23,6 +23,11 @@ class Compiler:
         """Whether a request waits here."""
         return bool(self._pending)
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait here and are not cancelled."""
+        return len(self._pending) - len(self._cancelled)
+
     def add(self, submission: Submission, structured: Structured) -> None:
         """Compile a request's structure."""
         self._pending.append((submission, self._pool.submit(self._compile, structured)))

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
 
-from headrace.core.errors import HeadraceError, InternalError
+from headrace.core.errors import HeadraceError, InternalError, OverloadedError
 from headrace.engine.core.build import build_core
 from headrace.engine.core.core import EngineCore
 from headrace.engine.core.events import ErrorEvent
@@ -54,7 +54,7 @@ def _start(link: Connection) -> EngineCore | None:
 
 
 def _serve(core: EngineCore, link: Connection) -> int:
-    compiler = Compiler(core.compile)
+    compiler = Compiler(core.samplers.compile)
     while True:
         while link.poll(_patience(core, compiler)):
             _handle(core, compiler, link, link.recv())
@@ -83,6 +83,11 @@ def _patience(core: EngineCore, compiler: Compiler) -> float | None:
 def _handle(core: EngineCore, compiler: Compiler, link: Connection, message: ToEngine) -> None:
     if isinstance(message, Submission):
         if message.params.structured is not None:
+            waiting, limit = compiler.num_waiting + core.counts["queued"], core.options.max_waiting
+            if waiting >= limit:
+                text = f"{waiting} requests wait already; accepted are {limit}, so try again later"
+                _refuse(link, message.request_id, OverloadedError(text))
+                return
             compiler.add(message, message.params.structured)
         else:
             _submit(core, link, message, None)
@@ -106,15 +111,22 @@ def _submit(
         refused = Failed(InternalError.__name__, f"the request could not be taken: {error!r}", None)
     else:
         return
-    name = submission.request_id
-    link.send([ErrorEvent(request_id=name, kind=refused.kind, message=refused.message, param=refused.param)])
+    _tell_refused(link, submission.request_id, refused)
+
+
+def _refuse(link: Connection, request_id: str, error: HeadraceError) -> None:
+    _tell_refused(link, request_id, _failed(error))
+
+
+def _tell_refused(link: Connection, request_id: str, refused: Failed) -> None:
+    link.send([ErrorEvent(request_id=request_id, kind=refused.kind, message=refused.message, param=refused.param)])
 
 
 def _answer(core: EngineCore, query: Query) -> Any:
     if query.what == "traces":
         return core.traces.newest()
     if query.what == "totals":
-        return core.totals
+        return _status(core, core.memory), core.totals
     if query.what == "audit":
         try:
             core.audit()

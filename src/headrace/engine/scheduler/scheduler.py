@@ -44,6 +44,15 @@ class Scheduler:
         """Take a request, with its further answers.
 
         Raises:
+            UserError: see `check`.
+        """
+        self.check(request)
+        self._books.add(request)
+
+    def check(self, request: Request) -> None:
+        """Refuse a request that cannot be taken now.
+
+        Raises:
             UserError: a number is out of range, or an id is in use.
             CapacityError: it can never fit the context, the pool or the slots.
             OverloadedError: too many requests wait.
@@ -55,11 +64,11 @@ class Scheduler:
                 f"arrival is {request.arrival}; accepted is more than {books.newest_arrival}, the newest",
                 param="arrival",
             )
-        if len(books.queue) >= self.config.max_waiting:
+        waiting = sum(name not in books.ending for name in books.queue)
+        if waiting >= self.config.max_waiting:
             raise OverloadedError(
-                f"{len(books.queue)} requests wait already; accepted are {self.config.max_waiting}, so try again later"
+                f"{waiting} requests wait already; accepted are {self.config.max_waiting}, so try again later"
             )
-        books.add(request)
 
     def cancel(self, request_id: str) -> bool:
         """End a request at the next boundary, whatever its phase; return whether it was alive."""
