@@ -219,8 +219,12 @@ def _sentence(found: Any) -> UserError:
     if not found:
         return UserError("the request is not understood; /openapi.json says what is accepted")
     first = min(found, key=lambda one: one["type"] != "extra_forbidden")
-    where = [str(part) for part in first["loc"] if part not in {"body", "query", "path"}]
-    name = ".".join(where) or "the body"
+    where = [part for part in first["loc"] if part not in {"body", "query", "path"}]
+    alternatives = [one for one in found if one["loc"][:2] == first["loc"][:2]]
+    if len(alternatives) > 1 and len({one["loc"] for one in alternatives}) > 1 and first["type"] != "extra_forbidden":
+        name = str(where[0]) if where else "the body"
+        return UserError(f"{name} is none of the forms that are accepted; /openapi.json lists them", param=name)
+    name = ".".join(map(str, where)) or "the body"
     if first["type"] == "extra_forbidden":
         return UserError(f"{name} is not supported; /openapi.json lists the fields that are", param=name)
     if first["type"] == "missing":

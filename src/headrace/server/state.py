@@ -18,6 +18,7 @@ from headrace.engine.sampling.params import SamplingParams
 from headrace.server.errors import Stopping, UnknownModel
 from headrace.server.metrics import Metrics
 from headrace.server.settings import ServerSettings
+from headrace.server.xray import XrayStore
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,15 +40,15 @@ class ServerState:
         name: the name under which the model is served.
         metrics: what `/metrics` tells.
         started: seconds since the epoch.
-        xrays: keeps the x-rays of answers, None where nobody does.
+        xrays: the X-rays of the newest answers.
         last_token: seconds of the monotonic clock when a token was last decoded, None before the first.
     """
 
     def __init__(self, llm: LLM, settings: ServerSettings, name: str) -> None:
         self.llm, self.settings, self.name = llm, settings, name
-        self.metrics = Metrics(name)
+        self.metrics = Metrics(name, llm.config)
         self.started = time.time()
-        self.xrays: Any = None
+        self.xrays = XrayStore(llm.config, name, llm.tokenizer)
         self.last_token: float | None = None
         self.in_flight = 0
         self._flights: dict[str, set[Inbox]] = {}

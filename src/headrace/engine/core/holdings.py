@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
-from headrace.cache.block_pool import BlockPool
+from headrace.cache.block_pool import BLOCK_TOKENS, BlockPool
 from headrace.cache.block_table import BlockTable
 from headrace.cache.handover import fork
 from headrace.cache.sequence_state import SequenceState
@@ -100,6 +100,7 @@ class Holdings:
         return {
             "num_blocks": blocks.num_blocks,
             "block_bytes": blocks.block_bytes,
+            "block_tokens": BLOCK_TOKENS,
             "free_blocks": blocks.num_free,
             "cached_blocks": len(set(index.block_ids)),
             "evictable_blocks": index.num_evictable,

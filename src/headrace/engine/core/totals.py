@@ -59,6 +59,17 @@ class Totals:
     returns: int = 0
     failed: int = 0
 
+    def add(self, other: "Totals") -> None:
+        """Add another engine's, such as the one before a restart."""
+        for name, value in vars(other).items():
+            mine = getattr(self, name)
+            if isinstance(value, Counter):
+                mine.update(value)
+            elif isinstance(value, RowCounts):
+                mine.add(value)
+            else:
+                setattr(self, name, mine + value)
+
     def add_plan(self, plan: "StepPlan") -> None:
         """Add who moved in and out of host memory."""
         self.preemptions += len(plan.preemptions)

@@ -1,0 +1,179 @@
+"""The engine's status and totals under the names that dashboards read, and under new ones for what is new here.
+
+Gauges are the engine's own books at the time of asking; counters go on over a restart of its process.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from headrace.engine.core.totals import ROW_BOUNDS, Totals
+from headrace.models.deepseek_v41.architecture import Config
+
+Labelled = dict[tuple[str, ...], float]
+
+
+@dataclass(frozen=True)
+class _Family:
+    """One metric: its name, what it says, the names of its labels beside the model's, and values by those."""
+
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    values: Mapping[Any, float]
+
+
+class EngineMetrics(Collector):
+    """Turns what the engine told last into metrics."""
+
+    def __init__(self, model_name: str, config: Config) -> None:
+        self._name = model_name
+        engram = config.engram
+        self._ngram_rows = 0 if engram is None else len(engram.layer_ids) * engram.num_hashes * (engram.max_ngram - 1)
+        self._status: dict[str, int] | None = None
+        self._pid: int | None = None
+        self._before, self._newest = Totals(), Totals()
+        self._restarts = self._evicted = self._evicted_before = 0
+
+    def hear(self, told: tuple[dict[str, int], Totals] | None) -> None:
+        """Take the engine's status and totals, or that it does not answer."""
+        self._status = None if told is None else told[0]
+        if told is None:
+            return
+        status, totals = told
+        if self._pid is not None and status["pid"] != self._pid:
+            self._before.add(self._newest)
+            self._restarts += 1
+            self._evicted_before = self._evicted
+        self._pid, self._newest = status["pid"], totals
+        self._evicted = self._evicted_before + status["evicted_blocks"] * status["block_tokens"]
+
+    def collect(self) -> Iterable[Metric]:
+        """Return every metric."""
+        totals = Totals()
+        totals.add(self._before)
+        totals.add(self._newest)
+        for family in [*_requests(self._status), *_memory(self._status), *self._up()]:
+            gauge = GaugeMetricFamily(family.name, family.text, labels=["model_name", *family.labels])
+            for labels, value in family.values.items():
+                gauge.add_metric([self._name, *labels], value)
+            yield gauge
+        for family in [*_prompts(totals), *_work(totals, self._ngram_rows), *_drafts(totals), *self._engine(totals)]:
+            counter = CounterMetricFamily(family.name, family.text, labels=["model_name", *family.labels])
+            for labels, value in family.values.items():
+                counter.add_metric([self._name, *labels], value)
+            yield counter
+        yield self._rows(totals)
+
+    def _up(self) -> Iterator[_Family]:
+        yield _one("headrace:engine_up", "Whether the engine answered.", int(self._status is not None))
+        yield _one("headrace:server_resident_bytes", "Memory of the server's process.", _resident_bytes())
+
+    def _engine(self, totals: Totals) -> Iterator[_Family]:
+        yield _one("headrace:engine_restarts", "Engine processes that were seen after the first.", self._restarts)
+        yield _one("headrace:engine_steps", "Steps with rows.", totals.steps)
+        yield _one("headrace:engine_step_seconds", "Seconds in such steps.", totals.step_seconds)
+        yield _one("headrace:evicted_tokens", "Cached tokens forgotten for others.", self._evicted)
+        yield _one("vllm:num_preemptions", "Requests moved to host memory for others.", totals.preemptions)
+        yield _one("headrace:returns", "Requests brought back from host memory.", totals.returns)
+        yield _one("vllm:corrupted_requests", "Requests that met a damaged row or no finite logit.", totals.failed)
+
+    def _rows(self, totals: Totals) -> HistogramMetricFamily:
+        found = HistogramMetricFamily("vllm:iteration_tokens_total", "Rows of a step.", labels=["model_name"])
+        count, buckets = 0, []
+        for bound in ROW_BOUNDS:
+            count += totals.rows[bound]
+            buckets.append((str(float(bound)), float(count)))
+        buckets.append(("+Inf", float(totals.rows.total())))
+        found.add_metric([self._name], buckets, totals.row_sum)
+        return found
+
+
+def _one(name: str, text: str, value: float) -> _Family:
+    return _Family(name, text, (), {(): value})
+
+
+def _requests(status: dict[str, int] | None) -> Iterator[_Family]:
+    if status is None:
+        return
+    running = status["prefill"] + status["decode"] + status["forking"]
+    yield _one("vllm:num_requests_running", "Answers that are generated now.", running)
+    yield _one("vllm:num_requests_waiting", "Requests that wait for their first step.", status["queued"])
+    yield _one("vllm:num_requests_swapped", "Answers whose state is in host memory.", status["swapped"])
+    phases = {(name,): float(status[name]) for name in ("queued", "forking", "prefill", "decode", "swapped")}
+    yield _Family("headrace:requests", "Answers by phase.", ("phase",), phases)
+    yield _one("headrace:slots_free", "Answers that could start beside those.", status["free_slots"])
+
+
+def _memory(status: dict[str, int] | None) -> Iterator[_Family]:
+    if status is None:
+        return
+    total, free = status["num_blocks"], status["free_blocks"]
+    loose = status["evictable_blocks"]
+    used = (total - free - loose) / total if total else 0.0
+    yield _one("vllm:kv_cache_usage_perc", "Share of blocks that requests hold; cached ones count as free.", used)
+    blocks = {("total",): total, ("free",): free, ("cached",): status["cached_blocks"], ("evictable",): loose}
+    yield _Family("headrace:blocks", "Blocks by state; cached ones may be in use too.", ("state",), blocks)
+    yield _one("headrace:block_bytes", "Bytes of one block.", status["block_bytes"])
+    yield _one("headrace:window_snapshots", "Window states kept for reuse.", status["snapshots"])
+    yield _one("headrace:window_snapshot_bytes", "Their bytes.", status["snapshot_bytes"])
+    yield _one("headrace:host_bytes", "Bytes of answers in host memory.", status["host_bytes"])
+    memory = {(name,): float(status[f"{name}_bytes"]) for name in ("planned", "resident", "peak")}
+    yield _Family("headrace:engine_memory_bytes", "Memory of the engine's process.", ("kind",), memory)
+
+
+def _prompts(totals: Totals) -> Iterator[_Family]:
+    hits = totals.cached_tokens
+    by_source: Labelled = {("device",): 0.0, **{(source,): float(count) for source, count in hits.items()}}
+    yield _one("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", totals.queried_tokens)
+    yield _one("vllm:prefix_cache_hits", "Prompt tokens found there.", hits.total())
+    yield _one("vllm:prompt_tokens", "Prompt tokens read or found.", totals.prompt_tokens)
+    yield _Family("vllm:prompt_tokens_cached", "Prompt tokens found, by where they lay.", ("source",), by_source)
+    yield _one("vllm:generation_tokens", "Generated tokens.", totals.generated_tokens)
+    reasons: Labelled = {(reason,): float(count) for reason, count in totals.cut_short.items()}
+    yield _Family(
+        "headrace:prefix_cut_short", "Requests that found less than their whole prompt, by why.", ("reason",), reasons
+    )
+    yield _one("headrace:approximate_requests", "Requests with windows rebuilt by replay.", totals.approximate)
+
+
+def _work(totals: Totals, ngram_rows: int) -> Iterator[_Family]:
+    counts = totals.counts
+    halves: Labelled = {("encoder",): totals.encoder_rows, ("decoder",): totals.decoder_rows}
+    replayed: Labelled = {
+        ("encoder", "windows of cached tokens"): counts.reencoded_rows,
+        ("decoder", "end of a prompt"): totals.replayed_rows,
+    }
+    read: Labelled = {(name,): getattr(counts, f"{name}_bytes") for name in ("global", "index", "window", "ngram")}
+    written: Labelled = {(name,): getattr(counts, f"{name}_bytes_written") for name in ("global", "window")}
+    yield _Family("headrace:rows", "Tokens that ran through either half of the layers.", ("half",), halves)
+    yield _Family("headrace:replay_rows", "Tokens that ran there again, by why.", ("half", "cause"), replayed)
+    yield _one("headrace:layer_rows", "Layers times tokens.", counts.layer_rows)
+    yield _one("headrace:producer_rows", "Tokens on which only the decoder's producer ran.", counts.producer_rows)
+    yield _one("headrace:index_positions_scored", "Entries that an index scored.", counts.index_scored)
+    yield _one("headrace:index_positions_skipped", "Visible entries that no index scored.", counts.index_skipped)
+    yield _one("headrace:ngram_rows_read", "Rows read from n-gram tables.", totals.encoder_rows * ngram_rows)
+    yield _Family("headrace:read_bytes", "Bytes read, by kind of memory.", ("kind",), read)
+    yield _Family("headrace:written_bytes", "Bytes written, by kind of memory.", ("kind",), written)
+
+
+def _drafts(totals: Totals) -> Iterator[_Family]:
+    taken: Labelled = {(str(place),): float(count) for place, count in sorted(totals.accepted_by_position.items())}
+    yield _one("vllm:spec_decode_num_drafts", "Rounds with drafts.", totals.drafts)
+    yield _one("vllm:spec_decode_num_draft_tokens", "Drafted tokens.", totals.drafted_tokens)
+    yield _one("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were taken.", totals.accepted_tokens)
+    yield _Family(
+        "vllm:spec_decode_num_accepted_tokens_per_pos", "Those by position in the draft.", ("position",), taken
+    )
+
+
+def _resident_bytes() -> int:
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0
+    return pages * 4096
