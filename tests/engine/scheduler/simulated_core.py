@@ -39,6 +39,7 @@ class SimulatedCore:
     sequences: dict[str, Sequence] = field(default_factory=dict)
     ended: dict[str, str] = field(default_factory=dict)
     matches: dict[str, tuple[list[int], Match]] = field(default_factory=dict)
+    drafts: dict[str, int] = field(default_factory=dict)
     evicted: int = 0
     most_host_bytes: int = 0
 
@@ -101,7 +102,7 @@ class SimulatedCore:
         """Plan a step, check it and carry it out."""
         before = {entry.request_id: entry for entry in self.scheduler._books.live()}
         pool = self.pool()
-        plan = self.scheduler.plan(now, pool, self.match)
+        plan = self.scheduler.plan(now, pool, self.match, self.drafts)
         assert plan.rows <= self.config.max_rows
         self._end(plan)
         self._swap_out(plan)
@@ -183,8 +184,16 @@ class SimulatedCore:
             sequence = self.sequences[row.request_id]
             assert sequence.is_read
             assert (sequence.slot, sequence.next_row) == (row.slot, row.position)
-            sequence.tokens.append(zlib.crc32(f"{row.request_id} {row.position}".encode()) % 1000 + 1000)
-            sequence.next_row += 1
+            assert 0 <= row.drafts <= self.drafts.get(row.request_id, 0)
+            last = row.position + row.drafts
+            assert last + 1 <= sequence.request.max_tokens_stored or not row.drafts
+            assert len(sequence.table) * self.config.block_tokens >= last + 1
+            accepted = zlib.crc32(f"{row.position} {row.request_id}".encode()) % (row.drafts + 1)
+            for position in range(row.position, row.position + 1 + accepted):
+                sequence.tokens.append(zlib.crc32(f"{row.request_id} {position}".encode()) % 1000 + 1000)
+            sequence.next_row += 1 + accepted
+            if accepted:
+                self.scheduler.accept(row.request_id, accepted)
         for chunk in plan.prefills:
             sequence = self.sequences[chunk.request_id]
             total = sequence.request.prompt_tokens

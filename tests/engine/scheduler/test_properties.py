@@ -33,6 +33,7 @@ class Life:
     deadline: int | None
     cancel: int | None
     stop: int | None
+    drafts: int
 
 
 lives = st.builds(
@@ -48,6 +49,7 @@ lives = st.builds(
     deadline=st.none() | st.none() | st.integers(0, 30),
     cancel=st.none() | st.none() | st.integers(0, 30),
     stop=st.none() | st.none() | st.integers(1, 10),
+    drafts=st.sampled_from([0, 0, 1, 3, 5]),
 )
 
 
@@ -111,6 +113,7 @@ class Run:
         self.rows += len(prompt) + len(family) * life.max_new_tokens
         if life.cancel is not None:
             self.events.append((now + life.cancel, family[life.own % len(family)], EndReason.CANCELLED))
+        self.core.drafts |= dict.fromkeys(family, life.drafts)
         if life.stop is not None:
             self.stops[family[-1]] = life.stop
 

@@ -204,3 +204,26 @@ def test_a_match_that_cannot_be_is_an_error(match: Match, message: str) -> None:
     driven: Scheduler = scheduler(ask("a", 1, 11, 1))
     with pytest.raises(InternalError, match=message):
         step(driven, match=lambda *_: match)
+
+
+def test_drafts_get_rows_up_to_the_answers_last_stored_token_and_their_block() -> None:
+    driven = scheduler(ask("a", 1, 5, 6))
+    step(driven)
+    rows = driven.plan(0.0, Pool(free=18, evictable=0), drafts={"a": 9}).decodes
+    assert [(row.position, row.drafts) for row in rows] == [(5, 2)]  # tokens 5, 6, 7 fill the second block
+    driven.accept("a", 2)
+    rows = driven.plan(0.0, Pool(free=18, evictable=0), drafts={"a": 9}).decodes
+    assert [(row.position, row.drafts) for row in rows] == [(8, 1)]  # of 6 tokens 4 are there, and the last has no row
+
+
+def test_drafts_leave_a_window_of_rows_to_prompts() -> None:
+    driven = scheduler(ask("a", 1, 4, 20), ask("b", 2, 4, 20), max_rows=9, num_slots=2)
+    while len(decoding(step(driven))) < 2:
+        pass
+    plan = driven.plan(0.0, Pool(free=14, evictable=0), drafts={"a": 3, "b": 3})
+    assert sum(row.drafts for row in plan.decodes) <= 9 - 3 - 2
+
+
+def test_drafts_of_a_request_that_does_not_decode_cannot_be_accepted() -> None:
+    with pytest.raises(InternalError, match="does not decode"):
+        scheduler(ask("a", 1, 5, 6)).accept("a", 1)

@@ -65,11 +65,12 @@ class Allocation:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeRow:
-    """Run one token: the newest of the answer, at `position`."""
+    """Run the newest token of the answer, at `position`, and `drafts` guesses of what follows, behind it."""
 
     request_id: str
     slot: int
     position: int
+    drafts: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,4 +118,4 @@ class StepPlan:
     @property
     def rows(self) -> int:
         """Rows that the step computes."""
-        return len(self.decodes) + sum(chunk.stop - chunk.start for chunk in self.prefills)
+        return sum(1 + row.drafts for row in self.decodes) + sum(chunk.stop - chunk.start for chunk in self.prefills)

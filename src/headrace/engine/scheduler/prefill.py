@@ -9,7 +9,7 @@ from headrace.engine.scheduler.work import Work
 def plan_prefills(work: Work) -> None:
     """Plan a chunk for each prompt in prefill, in order of rank, those that have gone without for long first."""
     config = work.books.config
-    budget = config.max_rows - len(work.decodes)
+    budget = config.max_rows - sum(1 + row.drafts for row in work.decodes)
     if work.decodes and config.prefill_rows is not None:
         budget = min(budget, config.prefill_rows)
     entries = work.books.prefilling()

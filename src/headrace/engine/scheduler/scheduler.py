@@ -1,9 +1,9 @@
 """`Scheduler`: the queue and the books, and one plan per step."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
-from headrace.core.errors import OverloadedError, UserError
+from headrace.core.errors import InternalError, OverloadedError, UserError
 from headrace.engine.scheduler.books import Books
 from headrace.engine.scheduler.config import SchedulerConfig
 from headrace.engine.scheduler.entry import EndReason, Entry, Phase
@@ -81,10 +81,25 @@ class Scheduler:
         self._books.ending.setdefault(request_id, reason)
         return True
 
-    def plan(self, now: float, pool: Pool, match: Matcher = nothing_cached) -> StepPlan:
+    def plan(
+        self, now: float, pool: Pool, match: Matcher = nothing_cached, drafts: Mapping[str, int] | None = None
+    ) -> StepPlan:
         """Return what the next step does; see `headrace.engine.scheduler.step.plan_step`."""
-        plan, self._books = plan_step(self._books, now, pool, match)
+        plan, self._books = plan_step(self._books, now, pool, match, drafts)
         return plan
+
+    def accept(self, request_id: str, drafts: int) -> None:
+        """Count drafts of the last step that turned out to be tokens of the answer.
+
+        Raises:
+            InternalError: the request does not decode.
+        """
+        entry = self._books.started.get(request_id)
+        if entry is None or entry.phase is not Phase.DECODE:
+            raise InternalError(f"{drafts} drafts of request {request_id!r} were accepted, which does not decode")
+        self._books.started[request_id] = replace(
+            entry, computed=entry.computed + drafts, generated=entry.generated + drafts
+        )
 
     def entry(self, request_id: str) -> Entry | None:
         """Return where a live request stands."""

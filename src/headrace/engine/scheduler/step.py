@@ -1,5 +1,7 @@
 """Plan one step: a pure function of the books, the pool, the time and what the prefix cache answers."""
 
+from collections.abc import Mapping
+
 from headrace.core.errors import InternalError
 from headrace.engine.scheduler.admission import plan_starts
 from headrace.engine.scheduler.books import Books
@@ -11,7 +13,9 @@ from headrace.engine.scheduler.request import Matcher
 from headrace.engine.scheduler.work import Work
 
 
-def plan_step(books: Books, now: float, pool: Pool, match: Matcher) -> tuple[StepPlan, Books]:
+def plan_step(
+    books: Books, now: float, pool: Pool, match: Matcher, drafts: Mapping[str, int] | None = None
+) -> tuple[StepPlan, Books]:
     """Return the plan and the books after it; the books given are not changed.
 
     A bound: in every step with a live request at least one row is planned, or one request ends, or the only running
@@ -26,7 +30,7 @@ def plan_step(books: Books, now: float, pool: Pool, match: Matcher) -> tuple[Ste
         raise InternalError(
             f"the pool offers {pool.free} free and {pool.evictable} cached blocks; the books leave {spare}"
         )
-    work = Work(books.copy())
+    work = Work(books.copy(), drafts or {})
     work.books.available = pool.free + pool.evictable - books.reserved
     end_requests(work, now)
     plan_decodes(work)

@@ -1,5 +1,6 @@
 """A step being planned: the books it changes and the lists it fills."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from headrace.engine.scheduler.books import Books
@@ -20,9 +21,14 @@ from headrace.engine.scheduler.plan import (
 
 @dataclass
 class Work:
-    """What the passes of a step share. `lacking` is the rank of the first running request without a block it needs."""
+    """What the passes of a step share.
+
+    `drafts` is how many guesses each request in decode would like to have verified; `lacking` the rank of the first
+    running request without a block it needs.
+    """
 
     books: Books
+    drafts: Mapping[str, int] = field(default_factory=dict)
     lacking: Rank | None = None
     ended: list[Ended] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
