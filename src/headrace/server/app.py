@@ -6,10 +6,21 @@ from fastapi.middleware.cors import CORSMiddleware
 from headrace import __version__
 from headrace.server import errors
 from headrace.server.guards import Guards
-from headrace.server.routes import completions, health, models, ops, page, tokens, xray
+from headrace.server.routes import chat, completions, health, messages, models, ops, page, responses, tokens, xray
 from headrace.server.state import ServerState
 
-ROUTERS = (health.router, ops.router, models.router, tokens.router, completions.router, page.router, xray.router)
+ROUTERS = (
+    health.router,
+    ops.router,
+    models.router,
+    tokens.router,
+    completions.router,
+    chat.router,
+    responses.router,
+    messages.router,
+    page.router,
+    xray.router,
+)
 """Every router of the server, in the order in which paths are looked up."""
 
 

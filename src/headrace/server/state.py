@@ -17,6 +17,7 @@ from headrace.engine.process.messages import Question
 from headrace.engine.sampling.params import SamplingParams
 from headrace.server.errors import Stopping, UnknownModel
 from headrace.server.metrics import Metrics
+from headrace.server.protocol.conversation import Protocol
 from headrace.server.settings import ServerSettings
 from headrace.server.xray import XrayStore
 
@@ -41,6 +42,7 @@ class ServerState:
         metrics: what `/metrics` tells.
         started: seconds since the epoch.
         xrays: the X-rays of the newest answers.
+        protocol: reads conversations, and remembers their answers.
         last_token: seconds of the monotonic clock when a token was last decoded, None before the first.
     """
 
@@ -49,6 +51,7 @@ class ServerState:
         self.metrics = Metrics(name, llm.config)
         self.started = time.time()
         self.xrays = XrayStore(llm.config, name, llm.tokenizer)
+        self.protocol = Protocol(llm, settings)
         self.last_token: float | None = None
         self.in_flight = 0
         self._flights: dict[str, set[Inbox]] = {}

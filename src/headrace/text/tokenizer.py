@@ -15,6 +15,10 @@ import tokenizers
 from headrace.core.errors import CheckpointError, UserError
 
 FILE_NAME = "tokenizer.json"
+_PRINTABLE = frozenset((*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)))
+_MOVED = (byte for byte in range(256) if byte not in _PRINTABLE)
+# the byte behind each character of a byte-level vocabulary: printable ones are themselves, others move up
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + place): byte for place, byte in enumerate(_MOVED)}
 
 
 class Tokenizer:
@@ -75,6 +79,22 @@ class Tokenizer:
         except Exception as error:
             raise CheckpointError(f"{name} is not a valid tokenizer: {error}") from error
         return cls(backend)
+
+    def document(self) -> str:
+        """Return the text of the file, as the library writes it."""
+        return str(self._backend.to_str())
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that an id stands for in a byte-level vocabulary; those of its spelling in any other.
+
+        Raises:
+            UserError: the id is not in the vocabulary.
+        """
+        self.check_id(token_id)
+        token = str(self._backend.id_to_token(token_id))
+        if token_id in self.added_ids or not set(token) <= _BYTE_OF.keys():
+            return token.encode()
+        return bytes(_BYTE_OF[character] for character in token)
 
     def decoder_stages(self) -> list[dict[str, Any]]:
         """Return the steps of the file's `decoder`, in order, as its JSON describes them; empty where it has none."""

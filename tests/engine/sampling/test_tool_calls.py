@@ -209,7 +209,7 @@ def test_an_optional_structure_may_never_begin_once_what_comes_before_it_has() -
                 }
             ],
             "in circles",
-        ),  # noqa: E501
+        ),
         ([{"name": "f", "parameters": {"properties": {"a": {"type": "nope"}}}}], "Invalid type: nope"),
     ],
 )
