@@ -1,0 +1,147 @@
+// Folds the events of /v1/xray into what the panels show. Pure: no elements, no words.
+
+export class XrayState {
+  constructor() {
+    this.model = null;
+    this.layers = []; // the backbone's
+    this.promptTokens = 0;
+    this.pieces = null; // the prompt, token by token
+    this.steps = []; // prefill steps
+    this.tokens = [];
+    this.end = null;
+    this.guessedRead = 0; // from keep-alive comments, until the first step is known
+    this.version = 0;
+  }
+
+  take(event, document) {
+    this.version += 1;
+    if (event === "start") this.takeStart(document);
+    else if (event === "prefill") this.steps.push(document);
+    else if (event === "token") this.tokens.push(document);
+    else if (event === "end") this.end = document;
+  }
+
+  takeStart(document) {
+    this.model = document.model;
+    this.layers = document.model.layers.filter((layer) => layer.half !== null);
+    this.promptTokens = document.prompt_tokens;
+    this.pieces = document.prompt_pieces ?? null;
+  }
+
+  guessRead(tokens) {
+    if (tokens <= this.guessedRead) return;
+    this.guessedRead = tokens;
+    this.version += 1;
+  }
+
+  get isReading() {
+    return this.tokens.length === 0 && !this.end;
+  }
+
+  // Where the encoder began (everything before came from the cache) and how far it is.
+  get firstRow() {
+    return this.steps.length ? this.steps[0].start : 0;
+  }
+
+  get cachedTokens() {
+    return this.steps.length ? (this.steps[0].cached_tokens ?? 0) : 0;
+  }
+
+  get readTo() {
+    return this.steps.length ? this.steps[this.steps.length - 1].stop : Math.min(this.guessedRead, this.promptTokens);
+  }
+
+  get encoderRows() {
+    return this.steps.reduce((sum, step) => sum + step.stop - step.start, 0);
+  }
+
+  get decoderRows() {
+    return this.steps.reduce((sum, step) => sum + step.decoder_rows, 0);
+  }
+
+  get replayedRows() {
+    return this.steps.reduce((sum, step) => sum + step.replayed_rows, 0);
+  }
+
+  // Spans of prompt rows on which the decoder ran.
+  get decoderSpans() {
+    return this.steps.filter((step) => step.decoder_rows > 0).map((step) => [step.stop - step.decoder_rows, step.stop]);
+  }
+
+  promptSum(name) {
+    return this.steps.reduce((sum, step) => sum + (step.counts[name] ?? 0), 0);
+  }
+
+  // Tokens whose step was theirs: the first token comes with the last step of the prompt.
+  get decoded() {
+    return this.tokens.filter((token) => token.counts && token.kind !== "prefill");
+  }
+
+  get positions() {
+    return this.promptTokens + this.tokens.length;
+  }
+
+  memory() {
+    const { model } = this;
+    const held = Math.min(this.readTo + this.tokens.length, this.positions);
+    const global = held * model.kv_bytes_per_token;
+    const fixed = model.window_bytes_per_sequence + (model.state_bytes_per_sequence ?? 0);
+    return {
+      held,
+      global,
+      window: model.window_bytes_per_sequence,
+      state: model.state_bytes_per_sequence ?? 0,
+      kept: global + fixed,
+      full: held * model.gqa8_bytes_per_token,
+    };
+  }
+
+  drafts() {
+    const steps = new Map();
+    for (const token of this.decoded) steps.set(token.step, token);
+    let proposed = 0;
+    let accepted = 0;
+    for (const token of steps.values()) {
+      proposed += token.drafts_proposed ?? 0;
+      accepted += token.drafts_accepted ?? 0;
+    }
+    return { proposed, accepted, rounds: steps.size };
+  }
+
+  // What a token read in each layer of the backbone; layers that borrow a selection read what its source selected.
+  readsOf(token) {
+    const found = [];
+    for (const layer of this.layers) {
+      const own = token.reads?.[layer.id];
+      const source = own ?? token.reads?.[layer.index_source];
+      if (source) found.push({ layer, window: source.window, entries: source.entries, isBorrowed: !own });
+    }
+    return found;
+  }
+
+  entriesRead(token) {
+    return this.readsOf(token).reduce((sum, { layer, entries }) => {
+      const tokens = entries.reduce((all, [start, stop]) => all + stop - start, 0);
+      return sum + tokens / Math.max(1, layer.ratio || 1);
+    }, 0);
+  }
+
+  textOf(index) {
+    return this.tokens[index]?.text ?? "";
+  }
+}
+
+// Which tokens of the answer were drafted: those of a step before its last one.
+export function draftedTokens(state) {
+  const drafted = new Set();
+  const bySteps = new Map();
+  for (const token of state.decoded) {
+    if (!bySteps.has(token.step)) bySteps.set(token.step, []);
+    bySteps.get(token.step).push(token);
+  }
+  for (const tokens of bySteps.values()) {
+    const accepted = tokens[0].drafts_accepted ?? 0;
+    tokens.slice(0, accepted).forEach((token) => drafted.add(token.index));
+  }
+  return { drafted, bySteps };
+}
