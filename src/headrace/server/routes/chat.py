@@ -30,7 +30,8 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     if body.stream:
         wants_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         frames = _frames(job, request, wants_usage=wants_usage)
-        return await respond(request, frames, dialect="openai", progress=job.progress)
+        headers = {"x-response-id": job.response_id}  # known before the first event: an X-ray is followed from it on
+        return await respond(request, frames, dialect="openai", progress=job.progress, headers=headers)
     return JSONResponse(await attend(request, _whole(job, request)))
 
 
