@@ -4,6 +4,7 @@ Read `reference/model.py` first: it says the same without a cache. Here the enco
 on all rows, and the decoder on the rows that each span asks for (all of them, or the tail of a replayed prompt).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,6 +132,7 @@ class DeepseekV41:
         *,
         work: Work | None = None,
         wants_all_logits: bool = False,
+        logit_rows: Sequence[int] | None = None,
         wants_taps: bool = False,
         probe: Probe | None = None,
     ) -> Output:
@@ -140,6 +142,7 @@ class DeepseekV41:
             spans: at least one; a sequence appears once; every span has at least one token.
             work: counters to add to.
             wants_all_logits: logits of every decoder row instead of each span's last (spans with decoder rows only).
+            logit_rows: per span, how many of its last decoder rows logits are wanted for; None as said above.
             wants_taps: also return the draft taps of the decoder's rows.
             probe: sees and may replace tensors.
 
@@ -165,7 +168,8 @@ class DeepseekV41:
             if run.rows.count == 0:
                 break
             self._layer(layer, run)
-        logits = self._logits(run, wants_all_logits)
+        counts = [span.decoder_rows if wants_all_logits else min(1, span.decoder_rows) for span in spans]
+        logits = self._logits(run, counts if logit_rows is None else logit_rows, spans)
         for span, ids in zip(spans, compressed, strict=True):
             span.state.commit(span.num_rows, ids)
         return Output(logits, torch.cat(run.taps, 1) if wants_taps and run.taps else None, run.rows)
@@ -292,14 +296,13 @@ class DeepseekV41:
             blocks = run.published.blocks if layer.plan.has_candidates else None
             probe.record_selection(layer_id, rows, run.published.picked, blocks)
 
-    def _logits(self, run: _Pass, wants_all: bool) -> Tensor:
-        """Return float32 logits of every decoder row, or of each segment's last."""
+    def _logits(self, run: _Pass, counts: Sequence[int], spans: list[Span]) -> Tensor:
+        """Return float32 logits of the last `counts[i]` decoder rows of every span."""
         x, pre = run.x_TMD, run.pre_TM
-        if not wants_all:
-            last = torch.tensor(
-                [segment.offset + segment.count - 1 for segment in run.rows.segments], dtype=torch.int64
-            )
-            x, pre = x[last.to(x.device)], pre[last.to(x.device)]
+        wanted = [count for count, span in zip(counts, spans, strict=True) if span.decoder_rows]
+        if sum(wanted) < run.rows.count:
+            _, index = keep_tails(run.rows, wanted)
+            x, pre = x[index], pre[index]
         y = collapse(x, pre)
         z = rms_norm(y, self.parameters.norm, self.config.norm_eps)
         return linear_fp32(z, self.parameters.head, self.config.vocab_size)
