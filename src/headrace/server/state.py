@@ -51,7 +51,7 @@ class ServerState:
         self.metrics = Metrics(name, llm.config)
         self.started = time.time()
         self.xrays = XrayStore(llm.config, name, llm.tokenizer)
-        self.protocol = Protocol(llm, settings)
+        self.protocol = Protocol(llm.config, llm.tokenizer, settings)
         self.last_token: float | None = None
         self.in_flight = 0
         self._flights: dict[str, set[Inbox]] = {}

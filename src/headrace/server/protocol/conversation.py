@@ -18,8 +18,9 @@ from headrace.server.protocol.segments import ChatTokens, split
 from headrace.server.protocol.store import ResponseStore
 
 if TYPE_CHECKING:
-    from headrace.engine.llm import LLM
+    from headrace.models.deepseek_v41.architecture import Config
     from headrace.server.settings import ServerSettings
+    from headrace.text.tokenizer import Tokenizer
 
 Dialect = Literal["chat", "responses", "messages"]
 Encoding = Literal["v4.1", "v4"]
@@ -103,16 +104,22 @@ class Protocol:
         running: those being generated, by their id.
     """
 
-    def __init__(self, llm: "LLM", settings: "ServerSettings", encoding: Encoding = "v4.1") -> None:
-        self._llm, self._settings, self._encoding_name = llm, settings, encoding
+    def __init__(
+        self,
+        config: "Config",
+        tokenizer: "Tokenizer | None",
+        settings: "ServerSettings",
+        encoding: Encoding = "v4.1",
+    ) -> None:
+        self._config, self._tokenizer, self._settings, self._encoding_name = config, tokenizer, settings, encoding
         self.history = History()
         self.responses = ResponseStore()
         self.running: dict[str, Any] = {}
         self._found: ChatTokens | None = None
         special = recipe.SpecialTokens()
-        image = llm.config.image_token_id
-        if image is not None and llm.tokenizer is not None:
-            spelled = llm.tokenizer.id_to_token(image)
+        image = config.image_token_id
+        if image is not None and tokenizer is not None:
+            spelled = tokenizer.id_to_token(image)
             special = recipe.SpecialTokens(image=spelled) if spelled else special
         options = recipe.ConversionOptions(responses_web_search=recipe.WebSearchBehavior.Reject)
         self._options = options.with_special_tokens(special).with_model_alias(_MODEL, _VERSIONS[encoding])
@@ -127,9 +134,9 @@ class Protocol:
             UserError: it has none, so it takes no conversations.
         """
         if self._found is None:
-            if self._llm.tokenizer is None:
+            if self._tokenizer is None:
                 raise UserError("this model has no tokenizer, so it takes no conversations; accepted are token ids")
-            self._found = ChatTokens(self._llm.tokenizer)
+            self._found = ChatTokens(self._tokenizer)
         return self._found
 
     def read(self, wanted: Wanted) -> Turn:
@@ -144,7 +151,7 @@ class Protocol:
         images = image_files(
             [source for message in conversation.messages for source in message.image_sources],
             self._settings,
-            has_vision=self._llm.config.vision is not None,
+            has_vision=self._config.vision is not None,
         )
         segments = split(self._encoding.render_conversation(conversation))
         is_thinking, effort = conversation.thinking_mode, wanted.effort

@@ -66,7 +66,7 @@ class ChatRequest(Extensions):
     presence_penalty: float | None = None
     response_format: dict[str, Any] | None = Field(None, description="text, json_object, json_schema or regex.")
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | int | None = Field(None, description="A name or a whole number from 1 to 100.")
     thinking: Thinking | None = None

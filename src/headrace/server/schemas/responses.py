@@ -62,7 +62,7 @@ class ResponsesRequest(Extensions):
     reasoning: Reasoning | None = None
     text: Text | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
     store: bool | None = Field(None, description="Keep the response for later; true if missing.")
