@@ -1,0 +1,3 @@
+// All kernels of one instruction set; the build compiles this file once for each.
+#include "quantise/kernel.cpp"
+#include "product/kernel.cpp"

@@ -1,0 +1,78 @@
+"""Finds and loads the kernel library, and says why there is none."""
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.core.errors import UserError
+
+INSTRUCTION_SETS: Final = ("portable", "avx2", "avx512")
+"""What kernels are compiled for, slowest first; the bits are the same."""
+
+_FILE = Path(__file__).parent / "_kernels.so"
+
+
+class Library:
+    """The loaded kernels of one instruction set.
+
+    Every function takes addresses and integers (64 bits) and returns 0; `call` raises for anything else.
+    """
+
+    def __init__(self, handle: ctypes.CDLL, instruction_set: str) -> None:
+        self.instruction_set = instruction_set
+        self._handle = handle
+
+    def function(self, name: str, num_arguments: int) -> Any:
+        """Return a kernel that takes so many addresses or 64-bit integers."""
+        found = getattr(self._handle, f"{name}_{self.instruction_set}")
+        found.argtypes = [ctypes.c_int64] * num_arguments
+        found.restype = ctypes.c_int64
+        return found
+
+
+def available() -> tuple[str, ...]:
+    """Return the instruction sets that the library was built for and this processor has, slowest first."""
+    handle = _open()
+    if isinstance(handle, str):
+        return ()
+    best = min(int(handle.hr_instruction_set()), len(INSTRUCTION_SETS) - 1)
+    return tuple(name for name in INSTRUCTION_SETS[: best + 1] if hasattr(handle, f"hr_quantise_{name}"))
+
+
+def why_absent() -> str | None:
+    """Return why there are no native kernels here; None if there are."""
+    handle = _open()
+    return handle if isinstance(handle, str) else None
+
+
+@cache
+def load(instruction_set: str | None = None) -> Library:
+    """Return the kernels of one instruction set, by default the best.
+
+    Raises:
+        UserError: there is no library, or the processor lacks the instruction set.
+    """
+    handle = _open()
+    if isinstance(handle, str):
+        raise UserError(f"native kernels are not there: {handle}", param="kernels")
+    names = available()
+    wanted = instruction_set or os.environ.get("HEADRACE_INSTRUCTION_SET") or names[-1]
+    if wanted not in names:
+        accepted = ", ".join(names)
+        raise UserError(f"instruction set {wanted!r} is not there; accepted are {accepted}", param="kernels")
+    return Library(handle, wanted)
+
+
+@cache
+def _open() -> ctypes.CDLL | str:
+    """Load the library, or return why that is not possible."""
+    if not _FILE.exists():
+        return "the package was installed without a C++ compiler; `pip install` it again with one"
+    try:
+        handle = ctypes.CDLL(str(_FILE))
+        handle.hr_instruction_set.restype = ctypes.c_int64
+    except (OSError, AttributeError) as problem:
+        return f"{_FILE.name} cannot be loaded: {' '.join(str(problem).split())}"
+    return handle
