@@ -72,23 +72,40 @@ def sample(logits_V: Tensor, state: SamplerState) -> int:
     return sample_batch(logits_V.unsqueeze(0), [state])[0]
 
 
+def next_weights(logits_V: Tensor, state: SamplerState) -> Tensor:
+    """Return what the next token of one sequence is drawn from, steps 1 to 9; see `weights`. Temperature is above 0.
+
+    Raises:
+        RowError: as `sample_batch`, of row 0.
+    """
+    peak = float(logits_V.max())
+    if not math.isfinite(peak):
+        raise RowError(f"the largest logit of row 0 is {peak}, so it has no next token", 0)
+    return weights(_possible(logits_V, state, 0), state.params)
+
+
 def _choose(logits_V: Tensor, state: SamplerState, row: int) -> int:
+    logits_V = _possible(logits_V, state, row)
+    if state.params.temperature == 0:
+        return int(logits_V.argmax())
+    probabilities = weights(logits_V, state.params)
+    noise = exponential_noise(len(probabilities), state.seed, state.position).to(probabilities.device)
+    return int((probabilities / noise).argmax())
+
+
+def _possible(logits_V: Tensor, state: SamplerState, row: int) -> Tensor:
+    """Return adjusted logits, the largest of which is finite."""
     try:
         logits_V = adjust(logits_V, state)
     except HeadraceError as error:
         raise RowError(f"row {row} has no next token: {error.message}", row) from error
-    peak, largest = logits_V.max(-1)
-    if not math.isfinite(float(peak)):
+    if not math.isfinite(float(logits_V.max())):
         raise RowError(f"row {row} has no next token", row) from UserError(
             "bias, penalties and stop ids leave no token that may come next; weaker ones, or a smaller min_tokens, are "
             "accepted",
             param="logit_bias",
         )
-    if state.params.temperature == 0:
-        return int(largest)
-    probabilities = weights(logits_V, state.params)
-    noise = exponential_noise(len(probabilities), state.seed, state.position).to(probabilities.device)
-    return int((probabilities / noise).argmax())
+    return logits_V
 
 
 def adjust(logits_V: Tensor, state: SamplerState) -> Tensor:
