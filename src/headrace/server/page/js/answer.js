@@ -23,9 +23,13 @@ const PROGRESS = /reading (\d+) of (\d+) tokens/;
 
 export function takeComment(answer, comment) {
   const found = PROGRESS.exec(comment);
-  if (!found || answer.status === "writing") return;
+  if (found) takeProgress(answer, Number(found[1]), Number(found[2]));
+}
+
+export function takeProgress(answer, done, total) {
+  if (answer.status !== "waiting" && answer.status !== "reading") return;
   answer.status = "reading";
-  answer.read = { done: Number(found[1]), total: Number(found[2]) };
+  answer.read = { done, total };
 }
 
 export function takeChunk(answer, chunk) {

@@ -1,4 +1,5 @@
 // Puts the page together.
+import { takeProgress } from "./answer.js";
 import { AnswerPointer } from "./answer_pointer.js";
 import { firstModel } from "./api.js";
 import { Composer } from "./composer.js";
@@ -104,6 +105,7 @@ class Page {
     if (answer.id && !turn.isFollowed) {
       turn.isFollowed = true;
       followXray(answer.id, xray, () => {
+        if (xray.isReading && xray.steps.length) takeProgress(answer, xray.readTo, xray.promptTokens);
         this.transcript.changed(turn);
         if (this.shownTurn === turn) this.xray.changed();
       });

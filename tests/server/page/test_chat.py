@@ -1,0 +1,142 @@
+"""Chat: turns, thinking, tools, files, keys and errors."""
+
+import json
+
+from playwright.sync_api import Browser
+
+from tests.server.page.browsing import visiting
+from tests.server.serving import Served
+
+CHAT = {"mode": "chat", "maxTokens": 12}
+WEATHER = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
+
+
+def test_a_conversation_carries_its_history_and_its_settings(browser: Browser, served: Served) -> None:
+    with visiting(browser, served, settings=CHAT) as visit:
+        page = visit.open()
+        page.click("#open-settings")
+        page.fill("#temperature", "0.5")
+        page.fill("#effort", "62")
+        page.fill("#tools", json.dumps(WEATHER))
+        page.click("#settings-form button[type=submit]")
+        page.fill("#prompt", "Hello")
+        page.press("#prompt", "Enter")
+        visit.until_answered()
+        page.fill("#prompt", "And\nthen?")
+        page.press("#prompt", "Enter")
+        visit.until_answered()
+        first, second = visit.sent
+        assert first["messages"] == [{"role": "user", "content": "Hello"}]
+        assert [message["role"] for message in second["messages"]] == ["user", "assistant", "user"]
+        assert second["messages"][2]["content"] == "And\nthen?"
+        assert (first["temperature"], first["seed"], first["max_tokens"]) == (0.5, 7, 12)
+        assert (first["reasoning_effort"], first["tools"], first["xray"]) == (62, WEATHER, True)
+        folded = page.locator(".thinking").first
+        assert folded.is_visible()
+        assert folded.get_attribute("open") is None
+        assert page.locator(".thought").first.is_hidden()
+        folded.locator("summary").click()
+        assert page.locator(".thought").first.is_visible()
+        assert visit.trouble == []
+
+
+def test_tool_calls_are_shown_as_they_form_and_answered_by_the_person(browser: Browser, served: Served) -> None:
+    """headrace-nano calls no tools, so chunks are given to the page's own modules."""
+    with visiting(browser, served, settings=CHAT) as visit:
+        page = visit.open()
+        sent = page.evaluate(
+            """async () => {
+              const { newAnswer, takeChunk, messageOf } = await import('/page/js/answer.js');
+              const { ToolCalls } = await import('/page/js/tool_calls.js');
+              const turn = { answer: newAnswer('chat'), results: [] };
+              let given = null;
+              const calls = new ToolCalls(turn, (one) => { given = one.results; });
+              document.getElementById('transcript').append(calls.root);
+              const delta = (tool_calls) => takeChunk(turn.answer, { choices: [{ delta: { tool_calls } }] });
+              delta([{ index: 0, id: 'call_1', function: { name: 'weather', arguments: '' } }]);
+              delta([{ index: 0, function: { arguments: '{"city": "<b>Se' } }]);
+              calls.update(false);
+              const half = calls.root.querySelector('pre').textContent;
+              delta([{ index: 0, function: { arguments: 'oul</b>"}' } }]);
+              turn.answer.status = 'done';
+              calls.update(true);
+              calls.root.querySelector('textarea').value = '21 degrees';
+              calls.root.querySelector('button').click();
+              return { half, shown: calls.root.querySelector('pre').textContent, given, message: messageOf(turn.answer),
+                       bold: calls.root.querySelectorAll('b').length };
+            }"""
+        )
+        assert sent["half"] == '{"city": "<b>Se'
+        assert json.loads(sent["shown"]) == {"city": "<b>Seoul</b>"}
+        assert sent["bold"] == 0
+        assert sent["given"] == [{"id": "call_1", "content": "21 degrees"}]
+        assert sent["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "<b>Seoul</b>"}'
+        assert visit.trouble == []
+
+
+def test_text_is_never_taken_for_markup(browser: Browser, served: Served) -> None:
+    with visiting(browser, served, settings={"maxTokens": 4}) as visit:
+        page = visit.open()
+        hostile = '<img src=x onerror="document.title=1"><script>document.title=2</script>\n<b>bold</b>'
+        visit.write(hostile)
+        visit.until_answered()
+        visit.until_xrayed()
+        assert page.locator(".given").text_content() == hostile
+        assert page.locator("img, .paper b, .source b, main script").count() == 0
+        assert page.title() == "headrace"
+        assert visit.trouble == []
+
+
+def test_a_file_can_be_dropped_in_and_taken_out_again(browser: Browser, served: Served) -> None:
+    with visiting(browser, served) as visit:
+        page = visit.open()
+        drop = """() => {
+          const carried = new DataTransfer();
+          carried.items.add(new File(['alpha = 1\\n'], 'notes.py', { type: 'text/plain' }));
+          const drop = new DragEvent('drop', { dataTransfer: carried, bubbles: true });
+          document.getElementById('talk').dispatchEvent(drop);
+        }"""
+        page.evaluate(drop)
+        page.wait_for_selector(".file:has-text('notes.py'):has-text('tokens')")
+        page.get_by_label("Remove notes.py").click()
+        assert page.locator(".file").count() == 0
+        page.evaluate(drop)
+        page.wait_for_selector(".file")
+        visit.write("beta = ")
+        visit.until_answered()
+        assert visit.sent[-1]["prompt"] == "alpha = 1\n\n\nbeta = "
+        assert visit.trouble == []
+
+
+def test_a_key_is_asked_for_where_the_server_wants_one(browser: Browser, served: Served) -> None:
+    with visiting(browser, served, has_key=False) as visit:
+        page = visit.open()
+        page.wait_for_selector("#settings[open]")
+        page.fill("#api-key", "wrong")
+        page.press("#api-key", "Enter")
+        page.wait_for_selector("#settings[open]")
+        page.fill("#api-key", served.api_key)
+        page.press("#api-key", "Enter")
+        page.wait_for_selector("#model:visible")
+        assert page.locator("#model").text_content() == "headrace-nano"
+        visit.write("import ")
+        assert visit.until_answered()
+        assert not page.evaluate("JSON.stringify(localStorage).includes('test-key')"), "a key outlives no tab"
+
+
+def test_what_goes_wrong_is_said_in_words(browser: Browser, served: Served) -> None:
+    with visiting(browser, served, settings={"temperature": 1.0}) as visit:
+        page = visit.open()
+        page.click("#open-settings")
+        page.fill("#tools", "{")
+        page.click("#settings-form button[type=submit]")
+        assert page.locator("#settings-problem").text_content() == "Tools are not valid JSON."
+        page.keyboard.press("Escape")
+        page.context.set_offline(True)
+        visit.write("import ")
+        page.wait_for_selector(".turn .problem:visible")
+        assert "cannot be reached" in (page.locator(".turn .problem").text_content() or "")
+        page.context.set_offline(False)
+        page.locator(".turn-actions button").first.click()
+        assert visit.until_answered()
+        assert page.locator(".turn .problem").is_hidden()
