@@ -9,7 +9,7 @@ import pytest
 from tests.architecture.tree import ROOT, name_of
 
 RUN_DIRECTLY = [ROOT / "run.sh", ROOT / "test.sh", ROOT / ".ci" / "run", ROOT / ".ci" / "full"]
-SCRIPTS = [*RUN_DIRECTLY, ROOT / "scripts" / "environment.sh"]
+SCRIPTS = [*RUN_DIRECTLY, *sorted((ROOT / "scripts").glob("*.sh"))]
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=name_of)
