@@ -19,6 +19,7 @@ PROMISED = {
     "serve": {"--host", "--port", "--api-key", "--cache-dir", "--max-context", "--max-memory"},
     "train": {"--out", "--resume"},
     "evaluate": {"--json"},
+    "plan": {"--context", "--sessions", "--json"},
 }  # fmt: skip
 
 # Further options, free to change; listed so that adding one is a decision.
@@ -33,6 +34,7 @@ OWN: dict[str, set[str]] = {
     },
     "train": {"--steps", "--show", "--backbone"},
     "evaluate": {"--text", "--rows", "--threads"},
+    "plan": {"--memory", "--disk", "--bandwidth", "--disk-bandwidth", "--ledger", "--measure", "--tokens"},
 }  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""The reports' own figures, each computed from configurations and set beside what a report says."""
