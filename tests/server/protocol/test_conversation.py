@@ -1,6 +1,7 @@
 """Prompts are those of the encoding package, and the same whichever dialect asks."""
 
 import itertools
+import json
 from typing import Any
 
 import deepseek_recipe as recipe
@@ -167,6 +168,33 @@ def test_a_last_answer_is_continued_where_that_is_asked_for() -> None:
     assert {prompt_text(turn) for turn in turns} == {"<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜></think>Sure,"}
     with pytest.raises(UserError, match="continue_final_message goes with a last message of role assistant"):
         chat({"messages": [user("hi")], "continue_final_message": True})
+
+
+def test_calls_are_followed_by_a_grammar_where_the_request_binds_them() -> None:
+    strict = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+    strict["parameters"] |= {"required": ["a"], "additionalProperties": False}
+    body = {"messages": [user("hi")], "reasoning_effort": "none", "tools": CHAT_TOOLS}
+    assert chat(body).params.structured is None
+    for change in ({"tools": [{"type": "function", "function": strict}]}, {"parallel_tool_calls": False}):
+        found = chat(body | change).params.structured
+        assert (found.kind, found.after, found.is_optional) == ("tool_calls", ("｜DSML｜",), True)
+        thinking = chat(body | change | {"reasoning_effort": "low"}).params.structured
+        assert (thinking.after, thinking.is_optional) == (("</think>", "｜DSML｜"), True)
+    forced = chat(body | {"tool_choice": "required", "parallel_tool_calls": False}).params.structured
+    assert (forced.after, forced.is_optional, json.loads(forced.text)["is_parallel"]) == ((), False, False)
+
+
+def test_json_begins_behind_the_reasoning_and_is_written_in_one_line() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$defs": {"a": True}, "$ref": "#/$defs/a"}}}
+    found = chat({"messages": [user("hi")], "response_format": form}).params.structured
+    assert (found.kind, found.after, found.is_optional) == ("json_schema", ("</think>",), False)
+    assert json.loads(found.text)["x-guidance"]["whitespace_flexible"] is False
+    same = messages({"messages": [user("hi")], "output_config": {"format": {"type": "json_schema", "schema": {"$defs": {"a": True}, "$ref": "#/$defs/a"}}}})  # fmt: skip  # noqa: E501
+    assert same.params.structured == found
+    assert same.prompt_ids == chat({"messages": [user("hi")], "response_format": form}).prompt_ids
+    continued = {"role": "assistant", "content": "[", "prefix": True}
+    begun = chat({"messages": [user("hi"), continued], "response_format": form}).params.structured
+    assert begun.after == ()
 
 
 def test_sampling_follows_thinking() -> None:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from headrace.engine.sampling.spec import Structured
 from headrace.server.protocol.segments import MARKER, THINK_END
 
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _KINDS = {"json", "regex", "tool_call", "tool_call_required"}
 
 
@@ -36,8 +37,7 @@ def structured(
     if constraint.kind == "regex":
         return _late(Structured.regex(constraint.schema), after)
     if constraint.kind == "json":
-        spec = Structured.json_schema(constraint.schema) if constraint.schema else Structured.json_object()
-        return _late(spec, after)
+        return _late(Structured.json_schema(_styled(constraint.schema)), after)
     functions = [tool["function"] for tool in json.loads(constraint.schema)]
     if constraint.kind == "tool_call_required":
         return _late(_calls(functions, encoding=encoding, is_parallel=is_parallel, is_opened=True), after)
@@ -50,6 +50,15 @@ def structured(
 def _calls(functions: list[dict[str, Any]], *, encoding: str, is_parallel: bool, is_opened: bool) -> Structured:
     tools = [{"name": one["name"], "parameters": one.get("parameters") or {}} for one in functions]
     return Structured.tool_calls(tools, dialect=encoding, is_parallel=is_parallel, is_opened=is_opened)
+
+
+def _styled(schema: str) -> dict[str, Any] | bool:
+    """Return a schema whose JSON has no line ends and no spaces but those the encoding writes itself.
+
+    A small model left free to write blanks can go on doing so until its answer is full.
+    """
+    found = json.loads(schema) if schema else {"type": "object"}
+    return {**found, "x-guidance": _JSON_STYLE} if isinstance(found, dict) else bool(found)
 
 
 def _late(spec: Structured, after: tuple[str, ...]) -> Structured:
