@@ -157,7 +157,7 @@ class ResponsesRequest(Extensions):
 
 def _item(item: dict[str, Any], where: str) -> dict[str, Any]:
     kind = item.get("type") or "message"
-    if kind not in _ITEMS:
+    if not isinstance(kind, str) or kind not in _ITEMS:
         raise UserError(f"{where} has type {str(kind)[:40]!r}; accepted are {', '.join(_ITEMS)}", param=f"{where}.type")
     known, unused = _ITEMS[kind]
     kept = keep_known({"type": kind, **item}, known, where, unused)
