@@ -44,6 +44,11 @@ class WindowRing:
         """Bytes of the whole ring."""
         return self._codes.numel() + self._scales.numel()
 
+    @property
+    def stored_bytes(self) -> tuple[Tensor, Tensor]:
+        """The buffers themselves, codes uint8 [depth, H] and scales uint8 [depth, H / 32]; they never move."""
+        return self._codes, self._scales
+
     def restart(self, position: int) -> None:
         """Forget everything; the next row stored is that of `position`."""
         self.oldest = self.end = position

@@ -45,7 +45,7 @@ template <class T>
 static inline void write(void* to, T value) {
   memcpy(to, &value, sizeof(T));
 }
-static inline v16 splat(float x) { return v16{} + x; }
+static inline v16 splat(float x) { return x - v16{}; }  // minus: adding to zero would lose the sign of -0
 static inline v16 load16(const float* from) { return read<v16>(from); }
 static inline void store16(float* to, v16 x) { write(to, x); }
 
