@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from headrace.engine.drafting.block_verification import Kept, keep_block
 from headrace.engine.drafting.rejection import keep_tokens
@@ -48,7 +47,10 @@ def test_a_length_that_depends_on_the_guesses_before_changes_nothing(keep: Keep)
     numbers = Numbers(6)
     ids = guess(DRAFT, numbers, SAMPLES, 2, is_drawn=True)
     is_short = ids[:, 0] == 1  # whether guess 2 is judged depends on guess 1
-    parts = [judge(keep, TARGET, DRAFT, ids[is_short, :1], numbers), judge(keep, TARGET, DRAFT, ids[~is_short], numbers)]
+    parts = [
+        judge(keep, TARGET, DRAFT, ids[is_short, :1], numbers),
+        judge(keep, TARGET, DRAFT, ids[~is_short], numbers),
+    ]
     short, long = parts
     padded = torch.cat([short[0], torch.zeros((len(short[0]), 1), dtype=torch.int64)], 1)
     texts = torch.cat([complete(TARGET, padded, short[1], numbers), complete(TARGET, long[0], long[1], numbers)])
@@ -90,7 +92,7 @@ def test_the_distribution_stays_where_tokens_are_cut_and_the_forbidden_guess_has
     target, draft, numbers = Chain(3, 3), Chain(4, 3), Numbers(9)
     for rows in target.rows:
         rows[:, 2] = 0
-        rows /= rows.sum(-1, keepdim=True)
+        rows.div_(rows.sum(-1, keepdim=True))
     ids = guess(draft, numbers, SAMPLES, 1, is_drawn=True)
     is_forbidden = ids[:, 0] == 2
     refused = judge(keep, target, draft, ids[is_forbidden], numbers, has_bonus=False)

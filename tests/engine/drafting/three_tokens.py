@@ -101,13 +101,16 @@ def complete(target: Chain, texts_NL: Tensor, valid_N: Tensor, numbers: Numbers)
 def chi_square(found: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
     """Return the statistic of counts against probabilities, and the limit that chance passes once in 100,000 times.
 
-    Outcomes of probability 0 must not have come.
+    Outcomes of probability 0 must not have come; those expected less than five times count as one.
     """
-    possible = expected > 0
-    assert not found[~possible].any()
-    counts = found.sum() * expected[possible]
-    statistic = float(((found[possible] - counts) ** 2 / counts).sum())
-    freedom = possible.sum() - 1
+    assert not found[expected == 0].any()
+    counts = found.sum() * expected
+    is_rare = counts < 5
+    found = np.append(found[~is_rare], found[is_rare].sum())
+    counts = np.append(counts[~is_rare], counts[is_rare].sum())
+    found, counts = found[counts > 0], counts[counts > 0]
+    statistic = float(((found - counts) ** 2 / counts).sum())
+    freedom = len(counts) - 1
     spread = 2 / (9 * freedom)
     return statistic, float(freedom * (1 - spread + 4.27 * spread**0.5) ** 3)  # Wilson and Hilferty
 
