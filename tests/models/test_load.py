@@ -37,7 +37,7 @@ def table_of(options: LoadOptions, layer_id: int) -> object:
 
 def test_tables_are_mapped_and_read_into_memory_only_if_asked() -> None:
     assert isinstance(table_of(LoadOptions(), 1), MappedTable)
-    in_memory = table_of(LoadOptions(engram="memory"), 4)
+    in_memory = table_of(LoadOptions(ngram_source="memory"), 4)
     assert isinstance(in_memory, MemoryTable)
     assert not isinstance(in_memory, MappedTable)
 
@@ -101,7 +101,7 @@ def test_a_damaged_table_row_fails_the_request_that_reads_it_and_no_other(tmp_pa
     with pytest.raises(UserError, match=rf"table of layer 4: row {row} holds a scale byte of 255"):
         damaged.forward([Span(damaged.new_state(), np.array([7, 8, 9]), 3)])
     with pytest.raises(CheckpointError, match=r"layers\.4\.engram\.embed\.scale"):
-        load_model(tmp_path / "table", LoadOptions(engram="memory"))
+        load_model(tmp_path / "table", LoadOptions(ngram_source="memory"))
 
 
 # ------------------------------------------------------------------------------------------------------ tokenizers

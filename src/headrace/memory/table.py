@@ -11,26 +11,20 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from headrace.core.errors import CheckpointError, InternalError, UserError
-from headrace.core.formats import BLOCK, E8M0_NAN
-
-_NAN_CODE = 0x7F  # with either sign
-_SLICE_ROWS = 8192  # rows dequantised at once: bounds the working memory of a long prompt's lookup
-# two neighbouring codes are looked up at once, as one 16-bit index into pairs of bfloat16 bit patterns
-_PAIRS = (
-    torch.arange(2**16, dtype=torch.int32)
-    .to(torch.uint16)
-    .view(torch.uint8)
-    .view(torch.float8_e4m3fn)
-    .to(torch.bfloat16)
-    .view(torch.int32)
-    .numpy()
+from headrace.core.errors import CheckpointError, InternalError
+from headrace.core.formats import BLOCK
+from headrace.memory.row_format import (
+    Bytes,
+    RowIds,
+    check_widths,
+    checked_row_ids,
+    damage_error,
+    damaged_rows,
+    dequantise,
 )
 
-Bytes = NDArray[np.uint8]
-RowIds = NDArray[np.int64]
+_SLICE_ROWS = 8192  # rows dequantised at once: bounds the working memory of a long prompt's lookup
 
 
 class Table(Protocol):
@@ -95,7 +89,7 @@ class MemoryTable:
             part = ids[start : start + _SLICE_ROWS]
             codes, scales = self._codes[part], self._scales[part]
             self._check_numbers(part, codes, scales)
-            _dequantise(codes, scales, out[start : start + len(part)])
+            dequantise(codes, scales, out[start : start + len(part)])
         return out.view(*np.shape(row_ids), self.head_dim)
 
     def prefetch(self, row_ids: RowIds) -> None:
@@ -109,32 +103,24 @@ class MemoryTable:
     def _bring_in(self, ids: RowIds) -> None:
         pass
 
+    def copy_rows(self, row_ids: RowIds, codes: Bytes, scales: Bytes) -> None:
+        """Copy the stored bytes of rows, unchecked.
+
+        Args:
+            row_ids: [n] int64, each inside the table.
+            codes: [n, head_dim] uint8, contiguous; written.
+            scales: [n, head_dim / 32] uint8, contiguous; written.
+        """
+        np.take(self._codes, row_ids, axis=0, out=codes, mode="clip")
+        np.take(self._scales, row_ids, axis=0, out=scales, mode="clip")
+
     def _checked(self, row_ids: RowIds) -> RowIds:
-        ids = np.asarray(row_ids)
-        if ids.dtype.kind not in "iu" and ids.size:
-            raise UserError(
-                f"row numbers for the n-gram table of layer {self.layer_id} must be integers, not {ids.dtype}"
-            )
-        flat = ids.reshape(-1)
-        bad = (flat < 0) | (flat >= self.rows)
-        if bad.any():
-            raise UserError(
-                f"row {flat[bad][0]} is outside the n-gram table of layer {self.layer_id}; "
-                f"accepted are 0 to {self.rows - 1}"
-            )
-        return flat.astype(np.int64, copy=False)
+        return checked_row_ids(row_ids, self.layer_id, self.rows)
 
     def _check_numbers(self, ids: RowIds, codes: Bytes, scales: Bytes) -> None:
-        # one pass over the bytes; 0x7F and 0xFF are the only codes that reach 0x7F once the sign is dropped
-        bad_codes = (codes & _NAN_CODE) == _NAN_CODE
-        bad_scales = scales == E8M0_NAN
-        if not bad_codes.any() and not bad_scales.any():
-            return
-        index = int((bad_codes.any(axis=1) | bad_scales.any(axis=1)).argmax())
-        what = "a scale byte of 255 (NaN)" if bad_scales[index].any() else "an E4M3 NaN code"
-        raise UserError(
-            f"n-gram table of layer {self.layer_id}: row {ids[index]} holds {what}; the checkpoint is damaged"
-        )
+        bad = damaged_rows(codes, scales)
+        if len(bad):
+            raise damage_error(self.layer_id, int(ids[bad[0]]), scales[bad[0]])
 
 
 class MappedTable(MemoryTable):
@@ -203,16 +189,9 @@ def _check_arrays(layer_id: int, codes: Bytes, scales: Bytes) -> None:
             raise CheckpointError(
                 f"{table}: {name} have shape {list(array.shape)} and type {array.dtype}, not rows of bytes"
             )
-    if codes.shape[1] == 0 or codes.shape[1] % BLOCK:
-        raise CheckpointError(f"{table}: rows are {codes.shape[1]} wide; accepted are multiples of {BLOCK}")
+    check_widths(layer_id, codes.shape[1])
     wanted = (codes.shape[0], codes.shape[1] // BLOCK)
     if scales.shape != wanted:
         raise CheckpointError(
             f"{table}: scales have shape {list(scales.shape)}; codes of this size need {list(wanted)}"
         )
-
-
-def _dequantise(codes: Bytes, scales: Bytes, out: torch.Tensor) -> None:
-    values = torch.from_numpy(_PAIRS[codes.view(np.uint16)]).view(torch.bfloat16)
-    factors = torch.from_numpy(scales).view(torch.float8_e8m0fnu).to(torch.bfloat16)
-    torch.mul(values.view(*scales.shape, BLOCK), factors[..., None], out=out.view(*scales.shape, BLOCK))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.cache.sequence_state import SequenceState
+from headrace.core.errors import UserError
 
 Mode = Literal["full", "replay"]
 
@@ -128,9 +129,11 @@ class Output:
     """Result of a forward pass.
 
     `logits` [R, V] float32 for the wanted rows in batch order; `taps` [R', n * D] bfloat16 for the decoder's rows and
-    `decoder` the layout of those rows.
+    `decoder` the layout of those rows. `faults` has the error of every span that read a damaged n-gram row, by its
+    place among the spans, where that is no error of the batch.
     """
 
     logits: Tensor
     taps: Tensor | None
     decoder: Rows
+    faults: dict[int, UserError] = field(default_factory=dict)

@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from headrace.core.errors import CheckpointError
 from headrace.memory.addressing import Addressing
+from headrace.memory.row_source import SourceName
 from headrace.models.deepseek_v41.config import Config, load_config
 from headrace.models.deepseek_v41.model import DeepseekV41, Numerics
+from headrace.models.deepseek_v41.ngram_sources import DEFAULT_WORKERS, check_settings, open_store
 from headrace.models.deepseek_v41.parameters import build_parameters
 from headrace.models.deepseek_v41.weights import load_weights
 from headrace.text.token_map import build_token_map
@@ -21,14 +22,32 @@ from headrace.text.tokenizer import Tokenizer
 class LoadOptions:
     """What to load and where.
 
-    `has_draft` and `has_vision` False leave those tensors on disk. `engram` maps n-gram tables or reads them.
+    Attributes:
+        device: where tensors go.
+        numerics: of the cached path.
+        has_draft, has_vision: False leaves those tensors on disk.
+        ngram_source: where rows of n-gram tables come from: "memory" loads the tables, "mmap" maps their files, "read"
+            reads rows with threads; the values are the same.
+        ngram_cache_bytes: budget of the row cache; None is none before tables in memory, otherwise 256 MiB or, if that
+            is less, the tables' size.
+        ngram_workers: threads of the source "read".
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     numerics: Numerics = field(default_factory=Numerics)
     has_draft: bool = False
     has_vision: bool = False
-    engram: Literal["mmap", "memory"] = "mmap"
+    ngram_source: SourceName = "mmap"
+    ngram_cache_bytes: int | None = None
+    ngram_workers: int = DEFAULT_WORKERS
+
+    def __post_init__(self) -> None:
+        """Check the n-gram settings.
+
+        Raises:
+            UserError: a value is out of range.
+        """
+        check_settings(self.ngram_source, self.ngram_cache_bytes, self.ngram_workers)
 
 
 @dataclass(frozen=True)
@@ -64,11 +83,16 @@ def load_model(
         device=options.device,
         skip_draft=not options.has_draft,
         skip_vision=not options.has_vision,
-        engram=options.engram,
+        engram="memory" if options.ngram_source == "memory" else "mmap",
         progress=progress,
     )
     parameters = build_parameters(weights, config, options.device, options.numerics.dtype)
-    model = DeepseekV41(config, parameters, addressing, device=options.device, numerics=options.numerics)
+    store = None
+    if addressing is not None:
+        store = open_store(weights, options.ngram_source, options.ngram_cache_bytes, options.ngram_workers)
+    model = DeepseekV41(
+        config, parameters, addressing, device=options.device, numerics=options.numerics, row_store=store
+    )
     return Loaded(model, tokenizer)
 
 

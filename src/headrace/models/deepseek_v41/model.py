@@ -20,10 +20,12 @@ from headrace.kernels.product import linear, linear_fp32
 from headrace.kernels.rms_norm import rms_norm
 from headrace.kernels.stream_mix import collapse
 from headrace.memory.addressing import Addressing
+from headrace.memory.row_store import RowStore
 from headrace.models.deepseek_v41.attention import Frequencies, LayerAttention
 from headrace.models.deepseek_v41.batch import Output, Rows, Span, Work, flatten, keep_tails
 from headrace.models.deepseek_v41.block import finish_layer, half_input, half_mixes, live_router
 from headrace.models.deepseek_v41.config import Config
+from headrace.models.deepseek_v41.ngram_rows import NgramMemory, NgramRows
 from headrace.models.deepseek_v41.parameters import LayerWeights, Parameters
 from headrace.models.deepseek_v41.plan import build_plan
 from headrace.models.deepseek_v41.probe import Probe
@@ -52,14 +54,14 @@ class Numerics:
 class _Pass:
     """Values of one forward pass while it runs: the rows still alive and what belongs to them.
 
-    `x_TMD` streams, `pre_TM` pending pre-mix, `ngrams` table rows [T, C * U] bfloat16 per layer, `is_dead` [T] tokens
+    `x_TMD` streams, `pre_TM` pending pre-mix, `ngrams` the rows of n-gram tables, `is_dead` [T] tokens
     without n-grams, `taps` one [T, D] bfloat16 per tapped layer so far.
     """
 
     rows: Rows
     x_TMD: Tensor
     pre_TM: Tensor
-    ngrams: dict[int, Tensor]
+    ngrams: NgramRows
     is_dead: Tensor
     taps: list[Tensor]
     published: Published
@@ -71,7 +73,7 @@ class _Pass:
         """Go on with the rows at `index` only."""
         self.rows = rows
         self.x_TMD, self.pre_TM, self.is_dead = self.x_TMD[index], self.pre_TM[index], self.is_dead[index]
-        self.ngrams = {layer_id: part[index] for layer_id, part in self.ngrams.items()}
+        self.ngrams.keep(index)
         self.taps = [tap[index] for tap in self.taps]
 
 
@@ -86,6 +88,7 @@ class DeepseekV41:
         *,
         device: torch.device,
         numerics: Numerics,
+        row_store: RowStore | None = None,
     ) -> None:
         self.config = config
         self.parameters = parameters
@@ -95,6 +98,8 @@ class DeepseekV41:
         self.plan = build_plan(config)
         self.frequencies = Frequencies.build(config, device)
         self._attention = [LayerAttention(layer, config, self.frequencies) for layer in parameters.layers]
+        tables = {layer.plan.id: layer.ngram.table for layer in parameters.layers if layer.ngram is not None}
+        self.memory = None if addressing is None else NgramMemory(addressing, tables, row_store)
         self._router = live_router(config.experts_per_token, config)
         self._taps = config.draft.tap_layers if config.draft else ()
 
@@ -116,10 +121,10 @@ class DeepseekV41:
     @property
     def ngram_bytes_per_token(self) -> int:
         """Bytes that a token reads from all n-gram tables together, as stored."""
-        if self.addressing is None:
+        if self.memory is None:
             return 0
-        tables = [layer.ngram.table for layer in self.parameters.layers if layer.ngram is not None]
-        return sum(self.addressing.columns * (table.head_dim + table.head_dim // 32) for table in tables)
+        tables = self.memory.tables.values()
+        return sum(self.memory.addressing.columns * (table.head_dim + table.head_dim // 32) for table in tables)
 
     def new_state(self) -> SequenceState:
         """Return the state of a sequence without tokens, with buffers of its own."""
@@ -135,6 +140,7 @@ class DeepseekV41:
         logit_rows: Sequence[int] | None = None,
         wants_taps: bool = False,
         probe: Probe | None = None,
+        is_tolerant: bool = False,
     ) -> Output:
         """Run one batch and move every sequence's state past its span.
 
@@ -145,6 +151,8 @@ class DeepseekV41:
             logit_rows: per span, how many of its last decoder rows logits are wanted for; None as said above.
             wants_taps: also return the draft taps of the decoder's rows.
             probe: sees and may replace tensors.
+            is_tolerant: a damaged n-gram row is no error of the batch: the layers wait for their rows one by one, and
+                what the spans in `Output.faults` gave, their states included, must be thrown away.
 
         Returns:
             An `Output`.
@@ -159,7 +167,7 @@ class DeepseekV41:
         """
         work = Work() if work is None else work
         self.check(spans)
-        run, compressed = self._start(spans, work, probe)
+        run = self._start(spans, work, probe, is_tolerant=is_tolerant)
         for layer in self.parameters.layers:
             if layer.ngram is not None:
                 self._inject(layer, run)
@@ -170,9 +178,10 @@ class DeepseekV41:
             self._layer(layer, run)
         counts = [span.decoder_rows if wants_all_logits else min(1, span.decoder_rows) for span in spans]
         logits = self._logits(run, counts if logit_rows is None else logit_rows, spans)
-        for span, ids in zip(spans, compressed, strict=True):
-            span.state.commit(span.num_rows, ids)
-        return Output(logits, torch.cat(run.taps, 1) if wants_taps and run.taps else None, run.rows)
+        for place, span in enumerate(spans):
+            span.state.commit(span.num_rows, run.ngrams.compressed[place] if self.memory else None)
+        taps = torch.cat(run.taps, 1) if wants_taps and run.taps else None
+        return Output(logits, taps, run.rows, run.ngrams.faults)
 
     def check_memory(self, span: Span) -> None:
         """Read the n-gram rows of a span's tokens, for their errors only.
@@ -180,7 +189,8 @@ class DeepseekV41:
         Raises:
             UserError: a row is damaged; the table and the row are named.
         """
-        self._look_up([span])
+        if self.memory is not None:
+            self.memory.begin([span], is_tolerant=False)
 
     def check(self, spans: list[Span]) -> None:
         """Refuse token ids outside the vocabulary and sequences longer than the context.
@@ -204,8 +214,10 @@ class DeepseekV41:
             if total > limit:
                 raise CapacityError(f"{total} tokens do not fit the model's context of {limit} tokens", param="prompt")
 
-    def _start(self, spans: list[Span], work: Work, probe: Probe | None) -> tuple[_Pass, list[np.ndarray | None]]:
-        """Embed the tokens and read their n-gram rows; also return each span's compressed ids."""
+    def _start(self, spans: list[Span], work: Work, probe: Probe | None, *, is_tolerant: bool) -> _Pass:
+        """Ask for the tokens' n-gram rows and embed them."""
+        no_ngrams = NgramRows([], None, {})
+        ngrams = no_ngrams if self.memory is None else self.memory.begin(spans, is_tolerant=is_tolerant)
         rows = flatten(spans, self.device)
         ids = torch.from_numpy(np.concatenate([span.token_ids for span in spans])).to(self.device)
         x = self.parameters.embed[ids]
@@ -215,35 +227,13 @@ class DeepseekV41:
         pre_TM = torch.zeros((rows.count, self.config.num_streams), dtype=torch.float32, device=self.device)
         pre_TM[:, 0] = 1.0
         is_dead = rows.is_image if rows.is_image is not None else torch.zeros_like(ids, dtype=torch.bool)
-        ngrams, compressed = self._look_up(spans)
-        return _Pass(rows, x_TMD, pre_TM, ngrams, is_dead, [], Published(), work, probe), compressed
-
-    def _look_up(self, spans: list[Span]) -> tuple[dict[int, Tensor], list[np.ndarray | None]]:
-        """Read the n-gram rows of every token before any layer runs; a damaged row fails here."""
-        if self.addressing is None:
-            return {}, [None] * len(spans)
-        compressed: list[np.ndarray | None] = []
-        row_ids = []
-        for span in spans:
-            ids = self.addressing.compress(span.token_ids, span.images.is_image_T if span.images else None)
-            row_ids.append(self.addressing.row_ids(self.addressing.history(ids, span.state.previous_ids)))
-            compressed.append(ids)
-        joined = np.concatenate(row_ids)
-        tables = [layer for layer in self.parameters.layers if layer.ngram is not None]
-        ngrams = {
-            layer.plan.id: layer.ngram.table.lookup(joined[:, place])
-            .to(self.device, self.parameters.embed.dtype)
-            .flatten(1)
-            for place, layer in enumerate(tables)
-            if layer.ngram is not None
-        }
-        return ngrams, compressed
+        return _Pass(rows, x_TMD, pre_TM, ngrams, is_dead, [], Published(), work, probe)
 
     def _inject(self, layer: LayerWeights, run: _Pass) -> None:
         weights = layer.ngram
         if weights is None:
             return
-        kv = linear(fake_q8(run.ngrams[layer.plan.id]), weights.kv)
+        kv = linear(fake_q8(run.ngrams.take(layer.plan.id, self.parameters.embed)), weights.kv)
         run.x_TMD = inject(run.x_TMD, kv, weights.q_weight, weights.k_weight, run.is_dead, self.config.norm_eps)
 
     def _enter_decoder(self, layer: LayerWeights, spans: list[Span], run: _Pass) -> None:

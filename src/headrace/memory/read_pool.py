@@ -1,0 +1,56 @@
+"""A few threads that read from files: what is urgent first, otherwise in the order of asking."""
+
+import heapq
+import threading
+from collections.abc import Callable
+
+Job = Callable[[], None]
+
+
+class ReadPool:
+    """Owns its threads and the queue in front of them. Jobs never raise; they leave their errors with whoever asked.
+
+    The threads are daemons: a process that ends does not wait for a slow disk.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        """Start the threads.
+
+        Args:
+            num_workers: threads, at least 1.
+        """
+        self._queue: list[tuple[bool, int, Job]] = []
+        self._asked = 0
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"ngram-read-{place}", daemon=True) for place in range(num_workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def add(self, job: Job, *, is_urgent: bool) -> None:
+        """Queue a job."""
+        with self._changed:
+            self._asked += 1
+            heapq.heappush(self._queue, (not is_urgent, self._asked, job))
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End the threads after the jobs they are at; what is queued is forgotten."""
+        with self._changed:
+            self._is_closed = True
+            self._queue.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._is_closed:
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+                job = heapq.heappop(self._queue)[2]
+            job()

@@ -1,0 +1,118 @@
+"""From the tokens of a forward pass to the n-gram rows its layers take, and the same ahead of time.
+
+The rows come from the row store where the model has one, and are waited for by the layer that takes them. Without one
+they are looked up in the tables before the first layer: the slow path that the store is tested against.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from headrace.core.errors import UserError
+from headrace.memory.addressing import Addressing
+from headrace.memory.row_store import Collected, RowStore
+from headrace.memory.table import Table
+from headrace.models.deepseek_v41.batch import Span
+
+
+@dataclass(frozen=True)
+class NgramMemory:
+    """A model's n-gram memory: addresses, tables by layer id, and the store in front of them (None: look up)."""
+
+    addressing: Addressing
+    tables: dict[int, Table]
+    store: RowStore | None
+
+    def begin(self, spans: Sequence[Span], *, is_tolerant: bool) -> "NgramRows":
+        """Ask for the rows of the spans' tokens.
+
+        Args:
+            spans: of one forward pass.
+            is_tolerant: damaged rows are zeros and noted in `NgramRows.faults` when a layer takes them; otherwise all
+                rows are waited for here.
+
+        Raises:
+            UserError: a token id is outside the token map; where not tolerant, a row is damaged or cannot be read.
+        """
+        compressed, row_ids = [], []
+        for span in spans:
+            ids = self.addressing.compress(span.token_ids, span.images.is_image_T if span.images else None)
+            row_ids.append(self.addressing.row_ids(self.addressing.history(ids, span.state.previous_ids)))
+            compressed.append(ids)
+        joined = np.concatenate(row_ids)
+        if self.store is None:
+            places = {layer_id: place for place, layer_id in enumerate(self.tables)}
+            ready = {
+                layer_id: table.lookup(joined[:, places[layer_id]]).flatten(1)
+                for layer_id, table in self.tables.items()
+            }
+            return NgramRows(compressed, None, ready)
+        collected = self.store.collect(joined)
+        rows = NgramRows(compressed, collected, {}, [span.num_rows for span in spans])
+        if not is_tolerant:
+            for layer_id in self.tables:
+                rows.wait(layer_id)
+        if rows.faults:
+            raise rows.faults[min(rows.faults)]
+        return rows
+
+    def announce(self, token_ids: Sequence[np.ndarray], previous_ids: Sequence[np.ndarray]) -> None:
+        """Start to fetch the rows of tokens that will run later.
+
+        Args:
+            token_ids: runs of consecutive tokens, [n] int64 each; of different sequences, or not.
+            previous_ids: the [lookback] compressed ids before each run.
+
+        Raises:
+            UserError: a token id is outside the token map.
+        """
+        if self.store is None or not token_ids:
+            return
+        compressed = [self.addressing.compress(ids) for ids in token_ids]
+        self.announce_compressed(compressed, previous_ids)
+
+    def announce_compressed(self, compressed: Sequence[np.ndarray], previous_ids: Sequence[np.ndarray]) -> None:
+        """Do the same for compressed ids."""
+        if self.store is None or not compressed:
+            return
+        steps = [self.addressing.history(ids, previous) for ids, previous in zip(compressed, previous_ids, strict=True)]
+        self.store.announce(self.addressing.row_ids(np.concatenate(steps)))
+
+
+@dataclass
+class NgramRows:
+    """The n-gram rows of one forward pass.
+
+    `compressed` are the spans' compressed ids; `faults` the first fault of each span, by its place, among the rows
+    that layers took so far.
+    """
+
+    compressed: list[np.ndarray]
+    collected: Collected | None
+    ready: dict[int, Tensor]
+    span_rows: list[int] = field(default_factory=list)
+    faults: dict[int, UserError] = field(default_factory=dict)
+    kept: Tensor | None = None
+
+    def wait(self, layer_id: int) -> Tensor:
+        """Return a layer's rows of all tokens, [T, C * head_dim] bfloat16 on the CPU."""
+        if layer_id not in self.ready and self.collected is not None:
+            rows, errors = self.collected.layer(layer_id)
+            ends = np.cumsum(self.span_rows)
+            for token in sorted(errors):
+                self.faults.setdefault(int(np.searchsorted(ends, token, side="right")), errors[token])
+            self.ready[layer_id] = rows
+        return self.ready[layer_id]
+
+    def take(self, layer_id: int, like: Tensor) -> Tensor:
+        """Return a layer's rows of the tokens still alive, once, on the device and in the dtype of `like`."""
+        rows = self.wait(layer_id)
+        del self.ready[layer_id]
+        rows = rows if self.kept is None else rows[self.kept.cpu()]
+        return rows.to(like.device, like.dtype)
+
+    def keep(self, index: Tensor) -> None:
+        """Go on with the tokens at `index` only."""
+        self.kept = index if self.kept is None else self.kept[index]
