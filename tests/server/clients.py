@@ -18,7 +18,6 @@ WHEEL: dict[str, Any] = {
         "properties": {
             "way": {"type": "string", "enum": ["left", "right"]},
             "steps": {"type": "integer", "minimum": 1, "maximum": 9},
-            "note": {"type": "string", "maxLength": 4},
         },
         "required": ["way", "steps"],
         "additionalProperties": False,
@@ -51,11 +50,10 @@ def user(text: str) -> Any:
 def check_wheel(arguments: str | dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call; they must be as the tool's schema says."""
     found: dict[str, Any] = json.loads(arguments) if isinstance(arguments, str) else arguments
-    assert {"way", "steps"} <= set(found) <= {"way", "steps", "note"}
+    assert set(found) == {"way", "steps"}
     assert found["way"] in ("left", "right")
     assert isinstance(found["steps"], int)
     assert 1 <= found["steps"] <= 9
-    assert len(found.get("note", "")) <= 4
     return found
 
 

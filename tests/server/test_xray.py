@@ -2,6 +2,9 @@
 
 import itertools
 import json
+import pickle
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,9 +16,12 @@ from urllib.request import Request, urlopen
 import pytest
 
 from headrace.core.shipped import shipped_model
+from headrace.engine.core.events import TokenEvent
+from headrace.engine.core.trace import RequestStep, RowCounts
+from headrace.engine.core.xray import Reads, StepXray
 from headrace.models.deepseek_v41.config import load_config
 from headrace.models.deepseek_v41.inspect import report
-from headrace.server.xray import XrayStore, model_json, token_texts
+from headrace.server.xray import XrayStore, token_texts
 from headrace.text.tokenizer import Tokenizer
 from tests.server.serving import Served
 
@@ -155,11 +161,10 @@ def test_the_store_keeps_the_newest_within_number_and_bytes() -> None:
     for name in "abc":
         store.begin(name, [0, 1, 2])
     assert [store.get(name) is not None for name in "abc"] == [False, True, True]
-    one = len(json.dumps(model_json(config, "nano"), separators=(",", ":")))
-    store = XrayStore(config, "nano", None, max_bytes=one * 2)
+    store = XrayStore(config, "nano", None, max_bytes=8 * 2000)
     for name in "abc":
-        store.begin(name, [0])
-    assert [store.get(name) is not None for name in "abc"] == [False, False, True]
+        store.begin(name, range(1000))
+    assert [store.get(name) is not None for name in "abc"] == [False, True, True]
 
 
 def test_token_texts_join_to_the_text_with_characters_whole() -> None:
@@ -169,3 +174,15 @@ def test_token_texts_join_to_the_text_with_characters_whole() -> None:
     pieces = token_texts(tokenizer, ids)
     assert len(pieces) == len(ids)
     assert "".join(pieces) == text
+
+
+def test_the_front_reads_events_with_xrays_without_torch() -> None:
+    """Importing torch would hold up the first answer by seconds."""
+    step = RequestStep(
+        request_id="r", kind="decode", start=1, stop=2, decoder_rows=1, replayed_rows=0, counts=RowCounts()
+    )
+    xray = StepXray(step=1, seconds=0.1, request=step, reads={0: Reads(window=(0, 2), entries=((0, 2),))})
+    event = pickle.dumps(TokenEvent(request_id="r", choice=0, token_id=3, text="a", xray=xray))
+    code = f"import pickle, sys, headrace.server.xray\npickle.loads({event!r})\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"

@@ -6,6 +6,7 @@ server's event loop; nothing is shared between threads.
 
 import asyncio
 import json
+from array import array
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from headrace.text.detokenize import Detokenizer
 from headrace.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from headrace.engine.core.xray import Reads, StepXray
+    from headrace.engine.core.step_xray import Reads, StepXray
 
 MAX_ANSWERS = 32
 MAX_BYTES = 32 << 20
@@ -30,20 +31,15 @@ _BF16_BYTES = 2
 class Xray:
     """Events of one answer, oldest first, as (event name, JSON). Owned by an `XrayStore`."""
 
-    def __init__(self, store: "XrayStore") -> None:
+    def __init__(self, store: "XrayStore", prompt_ids: Sequence[int]) -> None:
         self._store = store
+        self._prompt_ids = array("q", prompt_ids)
+        self._start: asyncio.Future[str] | None = None
         self._events: list[tuple[str, str]] = []
         self._num_tokens = 0
-        self._num_prompt = 0
         self._waiting: set[asyncio.Event] = set()
-        self.num_bytes = 0
+        self.num_bytes = self._prompt_ids.itemsize * len(prompt_ids)
         self.is_over = False
-
-    def start(self, model: dict[str, Any], prompt_ids: Sequence[int], tokenizer: Tokenizer | None) -> None:
-        """Say what the model and the prompt are; the prompt token by token where there is a tokenizer."""
-        self._num_prompt = len(prompt_ids)
-        pieces = None if tokenizer is None else token_texts(tokenizer, prompt_ids)
-        self._put("start", {"model": model, "prompt_tokens": self._num_prompt, "prompt_pieces": pieces})
 
     def add(self, event: TokenEvent | PrefillEvent) -> None:
         """Take an event of the engine; answers beside the first of a request are left out."""
@@ -54,7 +50,7 @@ class Xray:
         if event.choice:
             return
         if event.token_id is not None:
-            self._put("token", token_json(event, self._num_tokens, self._num_prompt))
+            self._put("token", token_json(event, self._num_tokens, len(self._prompt_ids)))
             self._num_tokens += 1
         if event.result is not None:
             self._put("end", end_json(event.result))
@@ -70,7 +66,14 @@ class Xray:
         self._wake()
 
     async def follow(self) -> AsyncIterator[tuple[str, str]]:
-        """Yield all events from the first on, waiting for those to come, until the answer is over."""
+        """Yield all events from the first on, waiting for those to come, until the answer is over.
+
+        The first says what the model and the prompt are. It is made when somebody reads it, beside the event loop: a
+        long prompt takes a while to be written token by token.
+        """
+        if self._start is None:
+            self._start = asyncio.ensure_future(asyncio.to_thread(self._store.start_json, self._prompt_ids))
+        yield "start", await asyncio.shield(self._start)
         next_one = 0
         news = asyncio.Event()
         self._waiting.add(news)
@@ -89,7 +92,7 @@ class Xray:
     def _put(self, name: str, data: dict[str, Any]) -> None:
         if self.is_over:
             return
-        text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+        text = _to_json(data)
         self._events.append((name, text))
         self.num_bytes += len(text.encode("utf-8", "surrogatepass"))
         self._store.shrink()
@@ -129,11 +132,16 @@ class XrayStore:
 
     def begin(self, response_id: str, prompt_ids: Iterable[int]) -> Xray:
         """Start the X-ray of an answer; one of the same id is replaced."""
-        xray = Xray(self)
+        xray = Xray(self, [int(token_id) for token_id in prompt_ids])
         self._kept.pop(response_id, None)
         self._kept[response_id] = xray
-        xray.start(self._model, [int(token_id) for token_id in prompt_ids], self._tokenizer)
+        self.shrink()
         return xray
+
+    def start_json(self, prompt_ids: Sequence[int]) -> str:
+        """Say what the model and a prompt are; the prompt token by token where there is a tokenizer."""
+        pieces = None if self._tokenizer is None else token_texts(self._tokenizer, prompt_ids)
+        return _to_json({"model": self._model, "prompt_tokens": len(prompt_ids), "prompt_pieces": pieces})
 
     def get(self, response_id: str) -> Xray | None:
         """Return an X-ray, None where there is none any more."""
@@ -145,6 +153,10 @@ class XrayStore:
             len(self._kept) > self._max_answers or sum(one.num_bytes for one in self._kept.values()) > self._max_bytes
         ):
             self._kept.popitem(last=False)
+
+
+def _to_json(data: dict[str, Any]) -> str:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
 
 def model_json(config: Config, name: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from tests.server.page.browsing import NARROW, WIDE, eventually, visiting
 from tests.server.serving import Served, serving
 
 FIRST_TOKEN_S = 2.0  # what the project promises on two idle cores
-SHARED_MACHINE = 4.0  # times as long as that is let pass here: other processes may have the cores
+PATIENCE_S = 40.0  # what is let pass where other processes may have the cores
 
 
 @pytest.mark.parametrize(
@@ -64,8 +64,9 @@ _END_OF_XRAY = """async (key) => {
 }"""
 
 
+@pytest.mark.parametrize("limit_s", [PATIENCE_S, pytest.param(FIRST_TOKEN_S, marks=pytest.mark.full)])
 def test_the_first_token_is_seen_soon_after_the_server_is_ready(
-    browser: Browser, record_property: Callable[[str, object], None]
+    browser: Browser, record_property: Callable[[str, object], None], limit_s: float
 ) -> None:
     with serving() as fresh, visiting(browser, fresh) as visit:
         page = visit.page
@@ -76,6 +77,6 @@ def test_the_first_token_is_seen_soon_after_the_server_is_ready(
         took = (page.evaluate("performance.timeOrigin + performance.now()") - began) / 1000
         record_property("first_visible_token_s", round(took, 3))
         print(f"first visible token {took:.2f} s after the server was ready; promised are {FIRST_TOKEN_S:.0f} s")
-        assert took < FIRST_TOKEN_S * SHARED_MACHINE
+        assert took < limit_s
         visit.until_answered()
         assert visit.trouble == []

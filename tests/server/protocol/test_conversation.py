@@ -189,9 +189,14 @@ def test_json_begins_behind_the_reasoning_and_is_written_in_one_line() -> None:
     found = chat({"messages": [user("hi")], "response_format": form}).params.structured
     assert (found.kind, found.after, found.is_optional) == ("json_schema", ("</think>",), False)
     assert json.loads(found.text)["x-guidance"]["whitespace_flexible"] is False
-    same = messages({"messages": [user("hi")], "output_config": {"format": {"type": "json_schema", "schema": {"$defs": {"a": True}, "$ref": "#/$defs/a"}}}})  # fmt: skip  # noqa: E501
-    assert same.params.structured == found
-    assert same.prompt_ids == chat({"messages": [user("hi")], "response_format": form}).prompt_ids
+    flat = {"format": {"type": "json_schema", "name": "x", "schema": form["json_schema"]["schema"]}}
+    others = [
+        messages({"messages": [user("hi")], "output_config": {"format": {**flat["format"]}}}),
+        responses({"input": "hi", "text": flat}),
+    ]
+    for other in others:
+        assert other.params.structured == found
+        assert other.prompt_ids == chat({"messages": [user("hi")], "response_format": form}).prompt_ids
     continued = {"role": "assistant", "content": "[", "prefix": True}
     begun = chat({"messages": [user("hi"), continued], "response_format": form}).params.structured
     assert begun.after == ()

@@ -1,42 +1,16 @@
 """What one row's attention read, for requests that ask for it: layer by layer, as spans of token positions."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
 from headrace.cache.sequence_state import SequenceState
-from headrace.engine.core.trace import RequestStep
+from headrace.engine.core.step_xray import Reads, Spans, StepXray
 from headrace.models.deepseek_v41.batch import Rows
 from headrace.models.deepseek_v41.plan import LayerPlan
 
-Spans = tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reads:
-    """What the attention of one row read in one layer: its own window, and selected entries of the global cache.
-
-    `window` and each of `entries` are half-open spans of token positions; an entry covers as many tokens as its source
-    compresses into one. A layer that reuses a selection reads what its index source selected.
-    """
-
-    window: tuple[int, int]
-    entries: Spans
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepXray:
-    """One step of one request: its number, seconds so far, what its rows took, and what the last row read.
-
-    `reads` has the index sources only, by layer; it is empty where the last row did not reach the decoder's end.
-    """
-
-    step: int
-    seconds: float
-    request: RequestStep
-    reads: dict[int, Reads] = field(default_factory=dict)
+__all__ = ["Reads", "ReadsProbe", "Spans", "StepXray", "merged_spans"]
 
 
 class ReadsProbe:
