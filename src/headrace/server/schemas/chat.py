@@ -9,7 +9,7 @@ from headrace.server.protocol.conversation import Wanted
 from headrace.server.protocol.effort import read_effort
 from headrace.server.protocol.fields import as_list, as_object, keep_known
 from headrace.server.schemas.body import Body
-from headrace.server.schemas.extensions import Extensions, stops
+from headrace.server.schemas.extensions import Extensions, listed, stops
 
 _PASSED = {
     "max_tokens",
@@ -26,6 +26,7 @@ _PASSED = {
     "stream",
 }
 _MESSAGE = {"role", "content", "reasoning_content", "tool_calls", "tool_call_id", "prefix"}
+_ROLES = ("system", "developer", "user", "assistant", "tool", "latest_reminder")
 _MESSAGE_UNUSED = {"name"}
 _REASONING_NAMES = ("reasoning_content", "reasoning", "reasoning_text")
 _PARTS = {"type", "text", "image_url"}
@@ -50,7 +51,7 @@ class Thinking(Body):
 class ChatRequest(Extensions):
     """A conversation to be continued."""
 
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, Any]] = Field(json_schema_extra=listed(_ROLES, "Hello"))
     model: str | None = Field(None, description="The served model; it may be left out.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -9,6 +9,13 @@ from headrace.core.errors import UserError
 from headrace.server.schemas.body import Body
 
 
+def listed(roles: Collection[str], example: str) -> dict[str, Any]:
+    """Return what the OpenAPI document says of the messages in a list."""
+    content = {"anyOf": [{"type": "string", "example": example}, {"type": "array", "items": {"type": "object"}}]}
+    properties = {"role": {"enum": list(roles)}, "content": content}
+    return {"items": {"type": "object", "required": ["role", "content"], "properties": properties}}
+
+
 class Extensions(Body):
     """What the engine can do and some dialect has no field for."""
 

@@ -9,7 +9,7 @@ from headrace.server.protocol.conversation import Wanted
 from headrace.server.protocol.effort import read_effort
 from headrace.server.protocol.fields import as_object, keep_known
 from headrace.server.schemas.body import Body
-from headrace.server.schemas.extensions import Extensions
+from headrace.server.schemas.extensions import Extensions, listed
 
 _PASSED = {"max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "stream"}
 _UNUSED = {"cache_control", "citations"}
@@ -52,7 +52,7 @@ class ToolChoice(Body):
 class CountRequest(Extensions):
     """A conversation whose tokens are counted."""
 
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, Any]] = Field(json_schema_extra=listed(("user", "assistant"), "Hello"))
     model: str | None = Field(None, description="The served model; it may be left out.")
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
