@@ -2,7 +2,7 @@
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from headrace.cache.block_pool import BLOCK_TOKENS, BlockPool
@@ -31,7 +31,8 @@ class PrefixIndex:
     """Finds the longest cached prefix of a prompt, and forgets what was used least recently, last blocks first.
 
     Owns one reference to the block of every node and the kept snapshots. A block that only the index refers to can be
-    evicted; a match refers to its blocks until it is begun from or released.
+    evicted; a match refers to its blocks until it is begun from or released. `on_evict` is told the key and the block
+    of every whole one, before it goes.
     """
 
     def __init__(self, pool: BlockPool, snapshot_budget: int) -> None:
@@ -45,6 +46,7 @@ class PrefixIndex:
         self._clock = 0
         self._order = 0
         self._evictable: tuple[int, int] | None = None  # (the pool's version, blocks)
+        self.on_evict: Callable[[bytes, int], None] | None = None
         self.num_evicted = 0  # blocks that `evict` freed so far
 
     @property
@@ -228,6 +230,10 @@ class PrefixIndex:
             at=at,
         )
 
+    def depth(self, chain: Chain, limit: int) -> int:
+        """Return how many of the first `limit` whole blocks of a chain are here."""
+        return max(0, len(self._walk(chain)[: limit + 1]) - 1)
+
     def _walk(self, chain: Chain) -> list[Node]:
         """Return the root and the nodes of the chain's whole blocks that are here."""
         path = []
@@ -256,6 +262,8 @@ class PrefixIndex:
                 if not self._is_loose(node) and not (is_last_resort and any(map(self._is_loose, node.path()[1:]))):
                     in_use.append(entry)
                     continue
+                if self.on_evict is not None and node.key is not None:
+                    self.on_evict(node.key, self._block(node))
                 freed += self._forget(node)
             for entry in in_use:
                 heapq.heappush(self._lru, entry)

@@ -26,11 +26,12 @@ class TokenLogprob:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Token counts: of the prompt, generated, and of the prompt taken from a cache."""
+    """Token counts: of the prompt, generated, and of the prompt taken from a cache, in all and by where they lay."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    cached_tokens_by_tier: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

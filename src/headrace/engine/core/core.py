@@ -71,6 +71,7 @@ class EngineCore:
             every=options.snapshot_every,
             is_on=options.has_prefix_cache,
         )
+        self.cache.open_tiers(options)
         self._scheduler = Scheduler(scheduler_config(options, plan, config, self.max_context))
         self._accountant = Accountant(config, shape, model.ngram_bytes_per_token)
         self.samplers = Samplers(config, tokenizer)
@@ -134,8 +135,9 @@ class EngineCore:
         return self._scheduler.is_idle
 
     def close(self) -> None:
-        """Let go of the trace file."""
+        """Let go of the files."""
         self.traces.close()
+        self.cache.close()
 
     def audit(self) -> None:
         """Check every book against the pools.
@@ -147,7 +149,7 @@ class EngineCore:
 
     def clear_cache(self) -> None:
         """Forget every cached prompt."""
-        self.cache.index.clear()
+        self.cache.clear()
 
     @property
     def free_blocks(self) -> int:
@@ -178,17 +180,20 @@ class EngineCore:
             InternalError: a rule of the engine was broken; it cannot go on.
         """
         began = time.monotonic()
+        self.cache.begin_step(self._sequences.values())
         plan = self._scheduler.plan(began, self._holdings.pool(self.cache), self._match)
         events = self._end(plan)
         self._carry_out(plan, began)
         self.totals.add_plan(plan)
         rows = lay_out(plan, self._sequences, self._accountant, self.model)
-        if not (rows.spans or plan.ended or plan.preemptions or plan.swap_ins or self._scheduler.is_idle):
+        is_moved = rows.spans or plan.ended or plan.preemptions or plan.swap_ins or self._scheduler.is_idle
+        if not is_moved and not self.cache.wait():
             raise InternalError(f"no request can go on: {dict(plan.waits)}")  # a plan always moves somebody
         if rows.spans:
             self._use_threads(self._threads.prefill if rows.has_prefill else self._threads.decode)
             events += self._run(plan, rows, began)
             self.totals.add_time(time.monotonic() - began)
+            self.cache.note_prefill(plan.prefills, time.monotonic() - began)
         if self.options.is_audited:
             self.audit()
         self._steps += 1
@@ -200,6 +205,8 @@ class EngineCore:
     def _match(self, request: Request, starting: tuple[str, ...]) -> Match:
         sequence = self._sequences[request.request_id]
         found = self.cache.look_up(sequence)
+        if found is None:
+            return Match(is_loading=True)
         tables = {one.request_id: one.block_ids for one in self._sequences.values() if one is not sequence}
         tables |= {name: list(self.cache.matched_blocks(name)) for name in starting}
         leader, tokens = self._leader(sequence, found.row, starting)
@@ -305,6 +312,7 @@ class EngineCore:
         child.started, child.cached_tokens = parent.started, parent.cached_tokens
         child.cache_reason, child.is_approximate = parent.cache_reason, parent.is_approximate
         child.published, child.is_first_step = parent.published, False
+        child.kept, child.kept_windows = parent.kept, parent.kept_windows
         child.prompt_logprobs = parent.prompt_logprobs
         return child
 

@@ -9,6 +9,8 @@ from headrace.models.deepseek_v41.architecture import Config
 def scheduler_config(options: EngineOptions, plan: MemoryPlan, config: Config, max_context: int) -> SchedulerConfig:
     """Return the scheduler's numbers; the budget defaults to a chunk, a window and all decode rows together."""
     chunk, window = chunk_of(options, config.hidden_size), config.window
+    if options.cache_dir is not None and options.window_policy == "full":
+        chunk = min(chunk, 2 * window)  # the rings hold as many rows, so that none is gone before it is written
     return SchedulerConfig(
         window=window,
         num_blocks=plan.num_blocks,

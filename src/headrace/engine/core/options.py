@@ -3,14 +3,22 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from headrace.core.errors import UserError
 from headrace.engine.threads import check_threads
 
 Resume = Literal["exact", "replay"]
+PolicyName = Literal["none", "periodic", "full"]
 _SMALL_HIDDEN_SIZE = 2048
 _CHUNKS = (256, 1024)  # small chunks leave more states to go on from; large ones read weights less often
+
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "mode": ("replay", "full"),
+    "resume": ("exact", "replay"),
+    "drafting": ("auto", "always", "off"),
+    "drafter": (None, "model", "lookup"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +47,17 @@ class EngineOptions:
         has_prefix_cache: whether prompts are reused at all.
         threads: PyTorch threads; None chooses.
         is_audited: check all books at every step and poison freed blocks (tests).
+        host_cache_bytes: memory for cached blocks that had to leave the pool; 0 keeps none.
+        cache_dir: directory in which cached blocks outlive the engine; None keeps none. Several engines may share one.
+        cache_disk_bytes: bytes of all its files.
+        min_free_disk: bytes of its file system that are left free.
+        window_policy: which window rows rest there too: "none", "periodic" (those that one place needs, every
+            `checkpoint_every` tokens) or "full" (all).
+        checkpoint_every: see there; at least 128.
+        drafting: "auto" drafts where the checkpoint has a draft module and as long as that is faster, "always" never
+            pauses, "off" does not draft. It changes no answer.
+        drafter: "model" is the checkpoint's draft module, "lookup" looks for the newest tokens earlier in the text;
+            None takes the module if there is one.
         trace_steps: steps whose trace is kept in memory; 0 keeps none.
         trace_file: JSON lines of every step are appended here; None writes none.
     """
@@ -59,6 +78,14 @@ class EngineOptions:
     has_prefix_cache: bool = True
     threads: int | None = None
     is_audited: bool = False
+    host_cache_bytes: int = 0
+    cache_dir: str | None = None
+    cache_disk_bytes: int = 64 << 30
+    min_free_disk: int = 4 << 30
+    window_policy: PolicyName = "none"
+    checkpoint_every: int = 8192
+    drafting: Literal["auto", "always", "off"] = "auto"
+    drafter: Literal["model", "lookup"] | None = None
     trace_steps: int = 256
     trace_file: str | None = None
 
@@ -68,16 +95,22 @@ class EngineOptions:
         Raises:
             UserError: a value is out of range.
         """
-        for name in ("mode", "resume"):
-            accepted = ("replay", "full") if name == "mode" else ("exact", "replay")
-            if getattr(self, name) not in accepted:
-                wanted = " and ".join(map(repr, accepted))
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                wanted = ", ".join(map(repr, choices))
                 raise UserError(f"{name} is {getattr(self, name)!r}; accepted are {wanted}", param=name)
         for name in ("num_slots", "max_waiting", "snapshot_every"):
             _whole(name, getattr(self, name), 1)
         for name in ("max_rows", "max_context", "cache_tokens", "max_memory"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1)
+        if self.window_policy not in get_args(PolicyName):
+            wanted = ", ".join(map(repr, get_args(PolicyName)))
+            raise UserError(f"window_policy is {self.window_policy!r}; accepted are {wanted}", param="window_policy")
+        _whole("checkpoint_every", self.checkpoint_every, 128)
+        _whole("cache_disk_bytes", self.cache_disk_bytes, 1 << 20)
+        for name in ("host_cache_bytes", "min_free_disk"):
+            _whole(name, getattr(self, name), 0)
         for name in ("snapshot_bytes", "host_bytes", "trace_steps", "headroom_blocks"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 0)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from headrace.cache.block_pool import BlockPool
+from headrace.cache.block_pool import BLOCK_TOKENS, BlockPool
 from headrace.cache.block_table import BlockTable
 from headrace.cache.chain import Chain
 from headrace.cache.handover import begin_from
@@ -14,8 +14,12 @@ from headrace.cache.prefix_match import Match, Reason
 from headrace.cache.sequence_state import SequenceState
 from headrace.cache.slot_pool import Slot
 from headrace.cache.snapshot import Snapshot
+from headrace.cache.tiers.fetch import Wish
 from headrace.engine.core.image_rows import PromptImages
+from headrace.engine.core.options import EngineOptions
 from headrace.engine.core.sequence import Sequence
+from headrace.engine.core.tiers import Tiers, open_tiers
+from headrace.engine.scheduler.plan import PrefillChunk
 from headrace.memory.addressing import Addressing
 
 _LINEAGE = "lineage"
@@ -40,6 +44,7 @@ class PrefixCache:
         self._addressing = addressing
         self._every = every
         self._is_on = is_on
+        self.tiers: Tiers | None = None
         self._matches: dict[str, tuple[Match, Chain, bool]] = {}  # and whether the chain is approximate
 
     def chain(
@@ -52,9 +57,54 @@ class PrefixCache:
 
     # ------------------------------------------------------------------------------------------------------ a step
 
-    def look_up(self, sequence: Sequence) -> Match:
-        """Find the best start for a prompt; it is held until `begin` or `forget`."""
+    def begin_step(self, sequences: Iterable[Sequence]) -> None:
+        """Let what was read from lower tiers be found, and what is complete rest on them."""
+        if self.tiers is None:
+            return
+        self.tiers.settle()
+        for sequence in sequences:
+            if sequence.state is not None and sequence.state.length >= sequence.kept + BLOCK_TOKENS:
+                self._follow(sequence, sequence.state.length)
+                self.tiers.keep(sequence, sequence.state.length)
+
+    def open_tiers(self, options: EngineOptions) -> None:
+        """Let what leaves the pool rest in host memory and on disk, where the options say so.
+
+        Raises:
+            UserError: the directory can be neither created nor read.
+        """
+        self.tiers = open_tiers(options, self._blocks, self.index, self._namespace)
+
+    def clear(self) -> None:
+        """Forget every cached prompt but those on disk."""
+        self.index.clear()
+        if self.tiers is not None:
+            self.tiers.clear()
+
+    def close(self) -> None:
+        """Let go of the lower tiers."""
+        if self.tiers is not None:
+            self.tiers.close()
+
+    def note_prefill(self, chunks: Iterable[PrefillChunk], seconds: float) -> None:
+        """Take in how long a step with these rows of prompts took."""
+        if self.tiers is not None:
+            self.tiers.note_prefill(sum(chunk.stop - chunk.start for chunk in chunks), seconds)
+
+    def wait(self) -> bool:
+        """Wait a little for a prompt whose blocks are being read; say whether there can be one."""
+        if self.tiers is not None:
+            self.tiers.wait()
+        return self.tiers is not None
+
+    def look_up(self, sequence: Sequence) -> Match | None:
+        """Find the best start for a prompt; it is held until `begin` or `forget`.
+
+        None: lower tiers are being asked, so look again in a later step.
+        """
         self._let_go(sequence.request_id)
+        if sequence.load is not None and not sequence.load.is_settled:
+            return None
         if not self._is_on:
             return Match()
         if sequence.mode == "full":
@@ -63,6 +113,9 @@ class PrefixCache:
         salt, prompt_ids = sequence.answer.params.cache_salt, sequence.submission.prompt_ids
         other = self.chain(prompt_ids, salt, sequence.images, is_approximate=True)
         found = self.index.match(exact, can_replay=sequence.can_replay, approximate=other)
+        if self.tiers is not None and self._is_loading(sequence, found, other):
+            self.index.release(found)
+            return None
         is_approximate = found.is_approximate
         if sequence.can_replay:
             second = self.index.match(other, can_replay=True)
@@ -95,8 +148,11 @@ class PrefixCache:
         if not found.is_hit:
             self.index.release(found)
             return state
+        exact = sequence.chain
         sequence.chain, sequence.is_approximate = chain, is_approximate
-        sequence.cached_tokens, sequence.cached_blocks = found.num_tokens, len(found.block_ids)
+        sequence.cached_tokens, sequence.cached_blocks = found.num_tokens, {"device": len(found.block_ids)}
+        if self.tiers is not None:
+            self.tiers.began(sequence, len(found.block_ids), exact.keys if is_approximate else None)
         found = self._make_room(found)
         begin_from(found, state, self.index, self._compressed(sequence, found.row, state))
         return state
@@ -128,6 +184,15 @@ class PrefixCache:
         sequence.published = state.length
 
     # ------------------------------------------------------------------------------------------------------- private
+
+    def _is_loading(self, sequence: Sequence, found: Match, other: Chain) -> bool:
+        if self.tiers is None or sequence.load is not None:
+            return False
+        most = sequence.num_prompt // BLOCK_TOKENS
+        wishes = [Wish(sequence.chain, False, self.index.depth(sequence.chain, most), found.row)]
+        if sequence.can_replay:
+            wishes.append(Wish(other, True, self.index.depth(other, most), found.row))
+        return most > 0 and self.tiers.is_loading(sequence, wishes)
 
     def _let_go(self, request_id: str) -> None:
         found = self._matches.pop(request_id, None)

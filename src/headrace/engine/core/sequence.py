@@ -3,9 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from headrace.cache.block_pool import BLOCK_TOKENS
 from headrace.cache.chain import Chain
 from headrace.cache.sequence_state import SequenceState
 from headrace.cache.swap import Swapped
+from headrace.cache.tiers.fetch import Job
 from headrace.engine.answer import Answer
 from headrace.engine.core.image_rows import PromptImages
 from headrace.engine.core.trace import RowCounts
@@ -19,7 +21,8 @@ from headrace.engine.submission import Submission
 class Sequence:
     """One answer in the engine. Owns its state or its swapped copy; the core moves them.
 
-    `choice` is its number among the answers to its prompt. `published` tokens are findable in the prefix cache.
+    `choice` is its number among the answers to its prompt. `published` tokens are findable in the prefix cache, the
+    blocks of `kept` and the windows up to `kept_windows` were given to the disk; `load` is what the tiers were asked.
     `xray` is what its newest step did, where the request asked. `started`, `first_token`, `last_token` are its times.
     """
 
@@ -34,7 +37,10 @@ class Sequence:
     state: SequenceState | None = None
     swapped: Swapped | None = None
     cached_tokens: int = 0
-    cached_blocks: int = 0
+    cached_blocks: dict[str, int] = field(default_factory=dict)
+    load: Job | None = None
+    kept: int = 0
+    kept_windows: int = 0
     cache_reason: str | None = None
     is_approximate: bool = False
     is_first_step: bool = True
@@ -83,6 +89,7 @@ class Sequence:
                 prompt_tokens=self.num_prompt,
                 completion_tokens=len(answer.token_ids),
                 cached_tokens=self.cached_tokens,
+                cached_tokens_by_tier=self._cached_by_tier(),
             ),
             seed=answer.sampler.seed,
             stop=answer.stop,
@@ -102,6 +109,14 @@ class Sequence:
                 preemptions=self.preemptions,
             ),
         )
+
+    def _cached_by_tier(self) -> dict[str, int]:
+        """Cached tokens by tier; those of a block that is cached in part were on the device."""
+        if not self.cached_tokens:
+            return {}
+        found = {name: BLOCK_TOKENS * count for name, count in self.cached_blocks.items()}
+        found["device"] = self.cached_tokens - sum(count for name, count in found.items() if name != "device")
+        return found
 
     def _timings(self) -> Timings:
         submitted = self.submission.submitted

@@ -112,7 +112,7 @@ def _add(
             replayed_rows=decoder_rows if is_replay else 0,
             counts=accountant.count(run),
             cached_tokens=sequence.cached_tokens if sequence.is_first_step else 0,
-            cached_blocks={"device": sequence.cached_blocks} if sequence.is_first_step else {},
+            cached_blocks=dict(sequence.cached_blocks) if sequence.is_first_step else {},
             cache_reason=sequence.cache_reason if sequence.is_first_step else None,
         )
     )

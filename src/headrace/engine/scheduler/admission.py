@@ -13,8 +13,8 @@ def plan_starts(work: Work, match: Matcher) -> None:
 
     Order of rank, but among requests of one priority the swapped ones come before the queued ones. The first that does
     not fit keeps all behind it waiting, so a large request is not overtaken for ever. Two exceptions: one that waits
-    for a prefix lets others pass, and while nothing runs at all the first swapped request returns even past a queued
-    one that does not fit, because only its end can make room.
+    for a prefix, or for what is being read of one, lets others pass, and while nothing runs at all the first swapped
+    request returns even past a queued one that does not fit, because only its end can make room.
 
     While a running request lacks a block nothing of a later rank starts, and in a step with a swap to host memory
     nothing starts at all.
@@ -36,7 +36,7 @@ def plan_starts(work: Work, match: Matcher) -> None:
             reason = _return(work, entry) if entry.phase is Phase.SWAPPED else _start(work, entry, match)
             if reason is not None:
                 work.wait(entry, reason)
-                blocked = reason is not WaitReason.PREFIX
+                blocked = reason not in {WaitReason.PREFIX, WaitReason.LOADING}
     swapped = [entry for entry in work.books.in_order() if entry.phase is Phase.SWAPPED]
     if swapped and not work.books.running():
         reason = _return(work, swapped[0])
@@ -84,6 +84,8 @@ def _start(work: Work, entry: Entry, match: Matcher) -> WaitReason | None:
     found = Match()
     if entry.request.mode == "replay":
         found = match(entry.request, tuple(one.request_id for one in work.admissions))
+        if found.is_loading:
+            return WaitReason.LOADING
         check_match(found, entry.request, work.books.config)
     if _prefix_is_coming(work, entry, found.waits_for, found.wait_tokens):
         waiting = replace(entry, waits_for=found.waits_for, wait_tokens=found.wait_tokens)

@@ -40,6 +40,7 @@ class WaitReason(Enum):
     HOST = "host"  # nobody can be swapped out: host memory is used up
     PARTIAL = "partial"  # as many prompts in prefill as allowed
     PREFIX = "prefix"  # another request is computing a prefix of this one
+    LOADING = "loading"  # what lower tiers of the cache have of its prompt is being read
     PARENT = "parent"  # a further answer waits for its prompt to be read
     ROWS = "rows"  # the step budget is used up
     RETURNED = "returned"  # back from host memory in this step, decodes in the next

@@ -52,6 +52,7 @@ class Match:
             only the cache holds. See `count_holders`.
         waits_for: a request in prefill that is about to compute a longer match.
         wait_tokens: tokens that it must have computed for that.
+        is_loading: more of the prompt is being read from lower tiers of the cache; ask again later.
     """
 
     cached_tokens: int = 0
@@ -59,6 +60,7 @@ class Match:
     holders: tuple[tuple[Holders, int], ...] = ()
     waits_for: str | None = None
     wait_tokens: int = 0
+    is_loading: bool = False
 
 
 Matcher = Callable[[Request, tuple[str, ...]], Match]

@@ -1,0 +1,126 @@
+"""Keeps a directory within its bytes: forgets what was used least recently, leaves first, and frees whole segments."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from headrace.cache.tiers.files import Files
+from headrace.cache.tiers.index import SegmentIndex, SegmentRow
+from headrace.cache.tiers.segment import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, Damaged, Record
+from headrace.cache.tiers.segment_reader import Scan, scan
+
+_SPARSE = 0.5  # copy forward what lives in a segment that is less full
+_LEAVES = 64  # forgotten at once
+
+
+class Appender(Protocol):
+    """Writes records to the segment of a namespace that is open now."""
+
+    def append(self, namespace: bytes, records: list[tuple[Record, bytes]], *, is_moved: bool) -> None:
+        """Write records and index them."""
+
+    def is_open(self, name: str) -> bool:
+        """Say whether a segment is being written by this process."""
+
+    def seal_all(self) -> None:
+        """End every segment that is being written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Hard limits: bytes of all files of the directory, and bytes of the file system left free."""
+
+    max_bytes: int
+    min_free: int
+
+
+class Reclaim:
+    """Makes room. The caller holds the directory's lock, so nobody else removes files meanwhile."""
+
+    def __init__(
+        self,
+        files: Files,
+        folder: Path,
+        index: SegmentIndex,
+        limits: Limits,
+        forget: Callable[[str], None],
+    ) -> None:
+        self._files = files
+        self._folder = folder
+        self._index = index
+        self._limits = limits
+        self._close = forget
+        self.evicted = 0
+
+    def excess(self, needed: int) -> int:
+        """Return how many bytes too many there would be with `needed` more; 0 or less if there is room."""
+        used = sum(row.size for row in self._index.segments()) + self._index_bytes()
+        over = used + needed - self._limits.max_bytes
+        return max(over, self._limits.min_free + needed - self._files.free_bytes(self._folder))
+
+    def make_room(self, needed: int, appender: Appender) -> bool:
+        """Free files until `needed` bytes fit; return whether they do."""
+        has_sealed = False
+        while self.excess(needed) > 0:
+            if self._free_dead(appender) or self._copy_sparse(appender):
+                continue
+            leaves = self._index.leaves(_LEAVES)
+            if leaves:
+                self.evicted += len(leaves)
+                self._index.remove(leaves)
+            elif has_sealed:
+                return False
+            else:
+                appender.seal_all()
+                has_sealed = True
+        return True
+
+    def _free_dead(self, appender: Appender) -> bool:
+        dead = [row for row in self._index.segments() if row.live <= 0 and self._is_ours(row, appender)]
+        for row in dead:
+            self._remove(row)
+        return bool(dead)
+
+    def _copy_sparse(self, appender: Appender) -> bool:
+        """Copy what lives in the emptiest segment forward, if it is empty enough and the copies have room."""
+        rows = [row for row in self._index.segments() if self._is_ours(row, appender) and row.size > 0]
+        rows = [row for row in rows if row.live < _SPARSE * (row.size - SEGMENT_HEADER_BYTES)]
+        if not rows:
+            return False
+        row = min(rows, key=lambda one: one.live / one.size)
+        if self._files.free_bytes(self._folder) >= row.live:
+            with suppress(OSError, Damaged):  # what could not be read goes with its segment
+                self._copy(row, appender)
+        self._remove(row)
+        return True
+
+    def _copy(self, row: SegmentRow, appender: Appender) -> None:
+        descriptor = self._files.open(self._folder / row.name)
+        try:
+            for offset, record in scan(self._files, descriptor, 0, Scan()):
+                place = self._index.find([record.key]).get(record.key)
+                if place is None or (place.segment, place.offset) != (row.name, offset):
+                    continue
+                payload = self._files.read(descriptor, record.length, offset + RECORD_HEADER_BYTES)
+                appender.append(row.namespace, [(record, payload)], is_moved=True)
+        finally:
+            self._files.close(descriptor)
+
+    def _remove(self, row: SegmentRow) -> None:
+        """Let go of a segment: first nobody finds it, then it is gone."""
+        self._index.drop(row.name)
+        self._close(row.name)
+        self._files.remove(self._folder / row.name)
+
+    def _is_ours(self, row: SegmentRow, appender: Appender) -> bool:
+        return row.is_sealed and not appender.is_open(row.name)
+
+    def _index_bytes(self) -> int:
+        total = 0
+        for name in self._files.names(self._folder, ""):
+            if name.startswith("index."):
+                path = self._folder / name
+                total += path.stat().st_size if path.exists() else 0
+        return total
