@@ -89,6 +89,21 @@ def test_the_same_seed_gives_the_same_answer_and_no_guesses_the_plain_one() -> N
 # ---------------------------------------------------------------------------------------------------- random numbers
 
 
+def test_no_number_that_judges_a_guess_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of refused places are known to be large, so a later round that met them again would refuse too often."""
+    used: list[float] = []
+
+    def watched(*arguments: int) -> np.ndarray:
+        drawn = uniform_draws(*arguments)
+        used.extend(drawn)
+        return drawn
+
+    monkeypatch.setattr("headrace.engine.drafting.acceptance.uniform_draws", watched)
+    for seed in range(40):
+        drafted(lambda text: logits(TARGET, text), (), state_of(WARM, seed=seed), 4, by_draft, Rule.BLOCK)
+    assert len(set(used)) == len(used) > 80
+
+
 def test_numbers_of_different_purpose_index_position_and_seed_are_different() -> None:
     cases = [
         (seed, position, purpose, index)

@@ -11,6 +11,7 @@ import statistics
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -159,7 +160,8 @@ def write_cost_table(path: Path, table: CostTable, key: CostKey) -> None:
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as problem:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise UserError(f"cannot write the cost table {path}: {problem.strerror or problem}.") from None
 
 

@@ -1,0 +1,162 @@
+"""Temperatures make confidences honest, one place after the other, and their file is read or refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.core.errors import UserError
+from headrace.engine.drafting.proposal import Proposal
+from headrace.engine.drafting.survival import KeptSoFar, survival
+from headrace.engine.drafting.temperatures import (
+    GRID,
+    calibration_error,
+    calibration_errors,
+    error_by_chance,
+    fit,
+    fit_halves,
+    read_temperatures,
+    survival_of,
+)
+
+TRUE = (float(GRID[26]), float(GRID[14]), float(GRID[20]))  # 2.0, 0.5 and 1.0
+
+
+def rows_of(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return logits whose honest temperatures are `TRUE`, and what was kept."""
+    numbers = np.random.default_rng(seed)
+    logits = numbers.normal(1.0, 2.0, size=(count, 3)) * TRUE
+    kept = numbers.random((count, 3)) < 1 / (1 + np.exp(-logits / TRUE))
+    return logits, np.logical_and.accumulate(kept, axis=1)
+
+
+def test_the_error_is_the_gap_of_each_bin_weighted_by_its_rows() -> None:
+    predicted = np.array([0.01, 0.05, 0.5, 0.52, 0.52, 1.0])
+    kept = np.array([True, False, True, False, False, True])
+    # bins 0 (two rows), 7 (three rows: 0.5 and 0.52 lie in 7/15 .. 8/15) and 14
+    wanted = (abs(0.06 - 1) + abs(1.54 - 1) + 0) / 6
+    assert calibration_error(predicted, kept) == pytest.approx(wanted)
+    assert calibration_error(np.zeros(0), np.zeros(0, dtype=bool)) == 0
+
+
+def test_temperatures_that_are_honest_are_found() -> None:
+    logits, kept = rows_of(60_000)
+    found = fit(logits, kept)
+    assert np.abs(np.log(found) - np.log(TRUE)).max() < 0.25  # two steps of the grid
+    after = calibration_errors(survival_of(logits, found), kept)
+    before = calibration_errors(survival_of(logits, (1.0,) * 3), kept)
+    assert max(after) < 0.01 < max(before)
+
+
+def test_each_place_is_the_best_of_the_grid_with_those_before_it_fixed() -> None:
+    logits, kept = rows_of(3000, 4)
+    found = fit(logits, kept)
+    for place in range(3):
+        errors = [
+            calibration_error(survival_of(logits[:, : place + 1], (*found[:place], one))[:, place], kept[:, place])
+            for one in GRID
+        ]
+        assert errors[int(np.argmin(np.abs(GRID - found[place])))] == min(errors)
+
+
+def test_honest_confidences_show_the_error_of_chance() -> None:
+    logits, kept = rows_of(2000, 5)
+    honest = survival_of(logits, TRUE)
+    by_chance = np.array(error_by_chance(honest))
+    assert (np.array(calibration_errors(honest, kept)) < 1.6 * by_chance).all()
+    assert (np.array(calibration_errors(survival_of(logits, (10.0,) * 3), kept)) > 2 * by_chance).any()
+
+
+def test_halves_share_no_document_and_are_judged_apart() -> None:
+    logits, kept = rows_of(4000, 6)
+    document = np.repeat(np.arange(40), 100)
+    found = fit_halves(logits, kept, document, weights="w", source="rows")
+    assert (found.rows, found.documents) == ((2000, 2000), (20, 20))
+    first = document % 2 == 0
+    assert found.temperatures == fit(logits[first], kept[first])
+    kept_elsewhere = kept.copy()
+    kept_elsewhere[~first] = False
+    other = fit_halves(logits, kept_elsewhere, document, weights="w", source="rows")
+    assert other.temperatures == found.temperatures
+    assert other.after != found.after
+
+
+def test_rows_that_nothing_can_be_fitted_to_are_refused() -> None:
+    logits, kept = rows_of(10)
+    with pytest.raises(UserError, match="rows holds 1 documents"):
+        fit_halves(logits, kept, np.zeros(10, dtype=np.int64), weights="w", source="rows")
+    logits[3, 1] = np.nan
+    with pytest.raises(UserError, match="no finite number"):
+        fit_halves(logits, kept, np.arange(10), weights="w", source="rows")
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+def written(tmp_path: Path, **change: object) -> Path:
+    logits, kept = rows_of(400)
+    document = fit_halves(logits, kept, np.repeat(np.arange(4), 100), weights="w", source="rows").to_json()
+    path = tmp_path / "draft_temperatures.json"
+    path.write_text(json.dumps({**document, **change}))
+    return path
+
+
+def test_temperatures_come_back_from_their_file(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    logits, kept = rows_of(400)
+    first = np.repeat(np.arange(4), 100) % 2 == 0
+    assert read_temperatures(path, 3, "w") == read_temperatures(path, 3) == fit(logits[first], kept[first])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": "another"},
+        {"temperatures": [1.0, 1.0]},
+        {"temperatures": [1.0, 1.0, 0]},
+        {"temperatures": [1.0, 1.0, 1e9]},
+        {"temperatures": [1.0, 1.0, True]},
+        {"temperatures": "1.0"},
+        {"weights": "others"},
+    ],
+)
+def test_a_file_that_is_not_of_this_draft_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    with pytest.raises(UserError, match=r"draft_temperatures\.json"):
+        read_temperatures(written(tmp_path, **change), 3, "w")
+
+
+# ----------------------------------------------------------------------------------------------------------- survival
+
+
+def test_survival_is_the_product_of_calibrated_confidences() -> None:
+    proposal = Proposal("draft", (1, 2), confidences=(2.0, -1.0))
+    history = KeptSoFar(5)
+    first, second = 1 / (1 + np.exp(-1.0)), 1 / (1 + np.exp(2.0))
+    assert survival(proposal, (2.0, 0.5, 1.0), history) == pytest.approx((first, first * second))
+    assert survival(Proposal("draft", (1,), confidences=(1e9,)), (1.0,), history) == pytest.approx((1.0,))
+    assert survival(Proposal("draft", (1,), confidences=(float("nan"),)), (1.0,), history) == pytest.approx((0.5,))
+
+
+def test_a_drafter_without_confidences_is_judged_by_what_was_kept() -> None:
+    history = KeptSoFar(3)
+    lookup = Proposal("lookup", (1, 2, 3))
+    assert survival(lookup, (), history) == pytest.approx((0.5, 0.25, 0.125))
+    for _ in range(300):
+        history.add(3, 2)
+    good = survival(lookup, (), history)
+    assert good[1] > 0.9
+    assert good[2] < 0.1
+    for _ in range(300):
+        history.add(3, 0)
+    assert survival(lookup.cut(2), (), history)[0] < 0.1
+
+
+def test_places_that_were_not_reached_learn_nothing() -> None:
+    history = KeptSoFar(3)
+    for _ in range(50):
+        history.add(3, 0)
+    chances = history.survival(3)
+    assert chances[1] / chances[0] == pytest.approx(0.5)
+    history.add(0, 0)
+    assert history.survival(3) == chances
