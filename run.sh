@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Set up headrace and let the model that ships with it answer: bash run.sh ["a prompt" [options of headrace generate]]
+# Set up headrace and serve the model that ships with it: bash run.sh; the page is at the address that is printed.
+# With a prompt it goes on with that instead, and ends: bash run.sh "a prompt" [options of headrace generate]
 # The first run installs into .venv/; later runs start at once.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 HEADRACE_EXTRAS= . scripts/environment.sh
 
-prompt=${1:-def read_config(path):}
-shift || true
+if [ $# -eq 0 ]; then exec headrace serve; fi
+prompt=$1
+shift
 exec headrace generate --prompt "$prompt" --max-tokens 160 "$@"
