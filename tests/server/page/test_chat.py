@@ -8,7 +8,8 @@ from tests.server.page.browsing import visiting
 from tests.server.serving import Served
 
 CHAT = {"mode": "chat", "maxTokens": 12}
-WEATHER = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+WEATHER = [{"type": "function", "function": {"name": "weather", "parameters": NOTHING}}]
 
 
 def test_a_conversation_carries_its_history_and_its_settings(browser: Browser, served: Served) -> None:
@@ -40,8 +41,31 @@ def test_a_conversation_carries_its_history_and_its_settings(browser: Browser, s
         assert visit.trouble == []
 
 
-def test_tool_calls_are_shown_as_they_form_and_answered_by_the_person(browser: Browser, served: Served) -> None:
-    """headrace-nano calls no tools, so chunks are given to the page's own modules."""
+def test_a_tool_is_called_and_the_person_answers_for_it(browser: Browser, served: Served) -> None:
+    with visiting(browser, served, settings={**CHAT, "maxTokens": 300}) as visit:
+        page = visit.open()
+        page.click("#open-settings")
+        page.fill("#tools", json.dumps(WEATHER))
+        page.check("#must-call")
+        page.click("#settings-form button[type=submit]")
+        page.fill("#prompt", "Weather?")
+        page.press("#prompt", "Enter")
+        visit.until("document.querySelector('.tool-calls > button')?.checkVisibility()")
+        assert page.locator(".tool-call code").first.text_content() == "weather"
+        page.fill(".tool-call textarea", "21 degrees")
+        page.click(".tool-calls > button")
+        visit.until_answered()
+        first, second = visit.sent
+        assert first["tool_choice"] == "required"
+        assert [message["role"] for message in second["messages"]] == ["user", "assistant", "tool"]
+        call = second["messages"][1]["tool_calls"][0]
+        assert call["function"]["name"] == "weather"
+        assert second["messages"][2] == {"role": "tool", "tool_call_id": call["id"], "content": "21 degrees"}
+        assert visit.trouble == []
+
+
+def test_tool_calls_are_shown_as_they_form_and_as_text(browser: Browser, served: Served) -> None:
+    """No model writes hostile arguments on demand, so chunks are given to the page's own modules."""
     with visiting(browser, served, settings=CHAT) as visit:
         page = visit.open()
         sent = page.evaluate(

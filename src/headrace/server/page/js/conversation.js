@@ -57,7 +57,10 @@ export class Conversation {
     if (turn.mode === "continue") return { ...body, prompt: turn.asked.whole };
     body.messages = this.messagesBefore(turn);
     if (settings.effort) body.reasoning_effort = effortValue(settings.effort);
-    if (settings.tools.trim()) body.tools = JSON.parse(settings.tools);
+    if (settings.tools.trim()) {
+      body.tools = JSON.parse(settings.tools);
+      if (settings.mustCall) body.tool_choice = "required";
+    }
     return body;
   }
 

@@ -2,7 +2,7 @@
 import { recall, remember, untilTabCloses } from "./storage.js";
 
 const NUMBERS = { temperature: [0, 2], maxTokens: [1, Infinity] };
-const DEFAULTS = { temperature: 0.8, maxTokens: 256, effort: "", seed: "", tools: "", mode: null, modeChosen: false };
+const DEFAULTS = { temperature: 0.8, maxTokens: 256, effort: "", seed: "", tools: "", mustCall: false, mode: null, modeChosen: false };
 
 export const settings = { ...DEFAULTS, key: "" };
 

@@ -28,6 +28,7 @@ export function setUpSettingsDialog(onKey) {
       effort: form.effort.value.trim(),
       seed: form.seed.value.trim(),
       tools: form.tools.value,
+      mustCall: form.mustCall.checked,
     });
     if (settings.key !== hadKey) onKey();
   });
@@ -50,4 +51,5 @@ function fill(form) {
   form.effort.value = settings.effort;
   form.seed.value = settings.seed;
   form.tools.value = settings.tools;
+  form.mustCall.checked = settings.mustCall;
 }
