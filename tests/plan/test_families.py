@@ -66,6 +66,13 @@ def test_v4_adds_up_to_what_its_specification_says(
     assert round(facts.state_bytes / 2**20, 2) == state
 
 
+def test_an_entry_counts_once_all_its_tokens_are_there() -> None:
+    v41, flash = released("deepseek-v4.1-flash"), released("deepseek-v4-flash")
+    assert [v41.kv_bytes(tokens) for tokens in (0, 1, 2, 3)] == [0, 356, 4 * 356 + 356, 4 * 356 + 2 * 356]
+    assert [flash.kv_bytes(tokens) for tokens in (3, 4, 127)] == [0, 21 * 652, 31 * 21 * 652]
+    assert flash.kv_bytes(128) == 32 * 21 * 652 + 20 * 584
+
+
 def test_v4_flash_has_as_many_tensors_and_gibibytes_as_the_release() -> None:
     facts = released("deepseek-v4-flash")
     assert num_tensors(facts) == 69_187

@@ -6,9 +6,9 @@ import pytest
 
 from headrace.core.errors import UserError
 from headrace.plan.families import read, released
-from headrace.plan.ledger.figure import rounded
 from headrace.plan.released import RELEASED, released_config
 from headrace.plan.report import Wanted, make_plan
+from headrace.plan.sizes import rounded
 from headrace.plan.text import plan_lines
 
 V41 = released("deepseek-v4.1-flash")
@@ -55,6 +55,8 @@ def test_experts_on_disk_are_bound_by_the_disk() -> None:
     (step,) = plan(**budget, disk_bandwidth=7 * GB)["decode"]["steps"]
     assert step["bound_by"] == "disk"
     assert step["tokens_per_second"] == pytest.approx(7 * GB / step["disk_bytes"])
+    from_memory = step["bytes"] - step["disk_bytes"]  # but for n-gram rows, whose blocks are larger than they
+    assert step["bounds_tokens_per_second"]["memory"] == pytest.approx(400 * GB / from_memory, rel=1e-4)
 
 
 def test_ngram_rows_on_disk_cost_whole_blocks() -> None:

@@ -3,8 +3,7 @@
 import pytest
 
 from headrace.core.errors import UserError
-from headrace.plan.ledger.figure import rounded
-from headrace.plan.sizes import gibibytes, gigabytes, parse_size
+from headrace.plan.sizes import gibibytes, gigabytes, parse_size, rounded
 
 
 @pytest.mark.parametrize(

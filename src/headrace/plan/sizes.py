@@ -1,10 +1,9 @@
-"""Byte sizes as people write them, and as the planner shows them."""
+"""Numbers as people write them, and as the planner shows them."""
 
 import re
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Decimal
 
 from headrace.core.errors import UserError
-from headrace.plan.ledger.figure import rounded
 
 _UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([KMGTP]?)(I?)B?(?:/S)?", re.ASCII)
@@ -30,6 +29,14 @@ def parse_size(text: str, name: str) -> int:
         f"{name} is {text[:60]!r}; a number of bytes is accepted, with or without a unit: 64GiB, 1.5TB, 460GB/s.",
         param=name.lstrip("-"),
     )
+
+
+def rounded(value: float, decimals: int) -> str:
+    """Return a number with a fixed count of decimals, halves away from zero, thousands separated.
+
+    Numerics: Python's own formatting rounds exact halves to even (111.25 to 111.2), readers and reports do not.
+    """
+    return f"{Decimal(value).quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_HALF_UP):,}"
 
 
 def gigabytes(count: float) -> str:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from headrace.plan.ledger.figure import Figure, Live, rounded
-from headrace.plan.sizes import gibibytes, gigabytes
+from headrace.plan.ledger.figure import Figure, Live
+from headrace.plan.sizes import gibibytes, gigabytes, rounded
 
 _NUMERIC = ".,0123456789-"
 

@@ -1,8 +1,9 @@
 """One figure of a report: what the report says, what the configurations give, and how a run measures it."""
 
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
+
+from headrace.plan.sizes import rounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +91,3 @@ class Figure:
 
 def _decimals(number: str) -> int:
     return len(number.partition(".")[2])
-
-
-def rounded(value: float, decimals: int) -> str:
-    """Return a number with a fixed count of decimals, halves away from zero, thousands separated.
-
-    Numerics: Python's own formatting rounds exact halves to even (111.25 to 111.2), readers and reports do not.
-    """
-    return f"{Decimal(value).quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_HALF_UP):,}"
