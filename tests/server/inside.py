@@ -47,10 +47,14 @@ class Inside:
 
 
 @contextmanager
-def inside(*, engine: dict[str, Any] | None = None, **settings: Any) -> Iterator[Inside]:
-    """Run a server in a thread of this process."""
+def inside(
+    *, engine: dict[str, Any] | None = None, send_buffer: int | None = None, **settings: Any
+) -> Iterator[Inside]:
+    """Run a server in a thread of this process; `send_buffer` are the bytes that the kernel takes for a client."""
     with LLM(**{"num_slots": 4, "trace_steps": 4096, **(engine or {})}) as llm:
         listener = socket.socket()
+        if send_buffer is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         listener.bind(("127.0.0.1", 0))
         state = ServerState(llm, ServerSettings(**settings), NAME)
         config = uvicorn.Config(create_app(state), log_config=None, access_log=False, lifespan="off", ws="none")

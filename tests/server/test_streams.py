@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from typing import Any
@@ -11,7 +12,7 @@ import httpx2
 import openai
 import pytest
 
-from tests.server.inside import Inside
+from tests.server.inside import Inside, inside
 from tests.server.serving import Served, serving
 from tests.server.wire import post, read_until
 
@@ -101,6 +102,21 @@ def test_after_all_that_leave_the_books_are_right_and_the_next_is_served(opened:
     opened.llm.audit()
     answer = httpx2.post(f"{opened.base_url}/v1/completions", json={"prompt": "x", "max_tokens": 2}, timeout=30)
     assert answer.status_code == 200
+
+
+def test_a_client_that_takes_nothing_counts_as_gone() -> None:
+    with inside(stall_timeout_s=0.5, keep_alive_s=0.1, send_buffer=4096) as found:
+        data = json.dumps({**LONG, "prompt": "x", "logprobs": 20}).encode()
+        with socket.socket() as link:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            link.connect(("127.0.0.1", found.port))
+            head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            link.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+            while not found.alive():
+                time.sleep(0.01)
+            found.until_idle(60)
+        generated = sum(len(trace.requests) for trace in found.llm.traces())
+        assert 0 < generated < 1500  # of 3,000
 
 
 # ----------------------------------------------------------------------------------------------------------- keep-alive

@@ -18,6 +18,7 @@ from headrace.server.routes.health import decode_token
 from headrace.server.settings import ServerSettings
 from headrace.server.state import ServerState
 
+_LOG = logging.getLogger("headrace.server")
 _GRACE_S = 5
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
@@ -35,6 +36,8 @@ def serve(settings: ServerSettings, name: str, load: Callable[[], LLM], on_ready
         UserError: the address cannot be used, or the engine refuses its options.
     """
     _log_to_stderr()
+    if not settings.is_loopback and not settings.api_keys:
+        _LOG.warning("everybody who can connect to %s may use this server; --api-key asks for a key", settings.host)
     listener = _bind(settings)
     try:
         state = ServerState(load(), settings, name)
