@@ -19,6 +19,7 @@ PROMISED = {
     "serve": {"--host", "--port", "--api-key", "--cache-dir", "--max-context", "--max-memory"},
     "train": {"--out", "--resume"},
     "evaluate": {"--json"},
+    "calibrate": {"--out"},
     "plan": {"--context", "--sessions", "--json"},
 }  # fmt: skip
 
@@ -34,6 +35,7 @@ OWN: dict[str, set[str]] = {
     },
     "train": {"--steps", "--show", "--backbone"},
     "evaluate": {"--text", "--rows", "--threads"},
+    "calibrate": {"--json", "--text", "--threads"},
     "plan": {"--memory", "--disk", "--bandwidth", "--disk-bandwidth", "--ledger", "--measure", "--tokens"},
 }  # fmt: skip
 

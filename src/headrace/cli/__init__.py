@@ -21,6 +21,7 @@ _COMMANDS = {
     "serve": "answer over HTTP",
     "train": "train a model by a recipe",
     "evaluate": "judge a trained checkpoint",
+    "calibrate": "fit the temperatures of a draft's confidences",
     "plan": "say what a model takes, and check the reports' figures",
 }
 

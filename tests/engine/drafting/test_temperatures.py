@@ -11,6 +11,7 @@ from headrace.engine.drafting.proposal import Proposal
 from headrace.engine.drafting.survival import KeptSoFar, survival
 from headrace.engine.drafting.temperatures import (
     GRID,
+    Scale,
     calibration_error,
     calibration_errors,
     error_by_chance,
@@ -21,13 +22,16 @@ from headrace.engine.drafting.temperatures import (
 )
 
 TRUE = (float(GRID[26]), float(GRID[14]), float(GRID[20]))  # 2.0, 0.5 and 1.0
+ADDED = (0.0, -0.7, 0.4)
+HONEST = Scale(TRUE, ADDED)
+PLAIN = Scale.neutral(3)
 
 
 def rows_of(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return logits whose honest temperatures are `TRUE`, and what was kept."""
+    """Return logits whose honest scale is `HONEST`, and what was kept."""
     numbers = np.random.default_rng(seed)
     logits = numbers.normal(1.0, 2.0, size=(count, 3)) * TRUE
-    kept = numbers.random((count, 3)) < 1 / (1 + np.exp(-logits / TRUE))
+    kept = numbers.random((count, 3)) < 1 / (1 + np.exp(-(logits / TRUE + ADDED)))
     return logits, np.logical_and.accumulate(kept, axis=1)
 
 
@@ -41,45 +45,51 @@ def test_the_error_is_the_gap_of_each_bin_weighted_by_its_rows() -> None:
 
 
 def test_temperatures_that_are_honest_are_found() -> None:
-    logits, kept = rows_of(60_000)
+    logits, kept = rows_of(24_000)
     found = fit(logits, kept)
-    assert np.abs(np.log(found) - np.log(TRUE)).max() < 0.25  # two steps of the grid
+    assert np.abs(np.log(found.temperatures) - np.log(TRUE)).max() < 0.25  # two steps of the grid
+    assert np.abs(np.array(found.offsets) - ADDED).max() < 0.25
     after = calibration_errors(survival_of(logits, found), kept)
-    before = calibration_errors(survival_of(logits, (1.0,) * 3), kept)
-    assert max(after) < 0.01 < max(before)
+    alone = calibration_errors(survival_of(logits, fit(logits, kept, has_offsets=False)), kept)
+    before = calibration_errors(survival_of(logits, PLAIN), kept)
+    assert max(after) < 0.015 < max(alone) < max(before)
 
 
 def test_each_place_is_the_best_of_the_grid_with_those_before_it_fixed() -> None:
     logits, kept = rows_of(3000, 4)
-    found = fit(logits, kept)
+    found = fit(logits, kept, has_offsets=False).temperatures
     for place in range(3):
+        scales = [Scale((*found[:place], float(one)), (0.0,) * (place + 1)) for one in GRID]
         errors = [
-            calibration_error(survival_of(logits[:, : place + 1], (*found[:place], one))[:, place], kept[:, place])
-            for one in GRID
+            calibration_error(survival_of(logits[:, : place + 1], scale)[:, place], kept[:, place]) for scale in scales
         ]
         assert errors[int(np.argmin(np.abs(GRID - found[place])))] == min(errors)
 
 
 def test_honest_confidences_show_the_error_of_chance() -> None:
     logits, kept = rows_of(2000, 5)
-    honest = survival_of(logits, TRUE)
+    honest = survival_of(logits, HONEST)
     by_chance = np.array(error_by_chance(honest))
     assert (np.array(calibration_errors(honest, kept)) < 1.6 * by_chance).all()
-    assert (np.array(calibration_errors(survival_of(logits, (10.0,) * 3), kept)) > 2 * by_chance).any()
+    assert (np.array(calibration_errors(survival_of(logits, Scale((10.0,) * 3, ADDED)), kept)) > 2 * by_chance).any()
 
 
 def test_halves_share_no_document_and_are_judged_apart() -> None:
-    logits, kept = rows_of(4000, 6)
-    document = np.repeat(np.arange(40), 100)
+    logits, kept = rows_of(600, 6)
+    document = np.repeat(np.arange(8), 75)
     found = fit_halves(logits, kept, document, weights="w", source="rows")
-    assert (found.rows, found.documents) == ((2000, 2000), (20, 20))
-    first = document % 2 == 0
-    assert found.temperatures == fit(logits[first], kept[first])
-    kept_elsewhere = kept.copy()
-    kept_elsewhere[~first] = False
-    other = fit_halves(logits, kept_elsewhere, document, weights="w", source="rows")
-    assert other.temperatures == found.temperatures
-    assert other.after != found.after
+    assert (found.rows, found.documents) == ((300, 300), (4, 4))
+    is_fitted = []
+    for one in range(8):  # what one document says moves the fit or the judgement, never both
+        changed = kept.copy()
+        changed[document == one] = False
+        other = fit_halves(logits, changed, document, weights="w", source="rows")
+        assert other.before != found.before or other.scale != found.scale
+        is_fitted.append(other.before == found.before)
+        assert is_fitted[-1] or other.scale == found.scale
+    assert sum(is_fitted) == 4
+    first = np.array(is_fitted)[document]
+    assert found.scale == fit(logits[first], kept[first])
 
 
 def test_rows_that_nothing_can_be_fitted_to_are_refused() -> None:
@@ -105,8 +115,11 @@ def written(tmp_path: Path, **change: object) -> Path:
 def test_temperatures_come_back_from_their_file(tmp_path: Path) -> None:
     path = written(tmp_path)
     logits, kept = rows_of(400)
-    first = np.repeat(np.arange(4), 100) % 2 == 0
-    assert read_temperatures(path, 3, "w") == read_temperatures(path, 3) == fit(logits[first], kept[first])
+    made = fit_halves(logits, kept, np.repeat(np.arange(4), 100), weights="w", source="rows").scale
+    found = read_temperatures(path, 3, "w")
+    assert found == read_temperatures(path, 3)
+    assert found.temperatures == pytest.approx(made.temperatures, abs=1e-6)
+    assert found.offsets == pytest.approx(made.offsets, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +131,8 @@ def test_temperatures_come_back_from_their_file(tmp_path: Path) -> None:
         {"temperatures": [1.0, 1.0, 1e9]},
         {"temperatures": [1.0, 1.0, True]},
         {"temperatures": "1.0"},
+        {"offsets": [0.0, 0.0]},
+        {"offsets": None},
         {"weights": "others"},
     ],
 )
@@ -133,23 +148,23 @@ def test_survival_is_the_product_of_calibrated_confidences() -> None:
     proposal = Proposal("draft", (1, 2), confidences=(2.0, -1.0))
     history = KeptSoFar(5)
     first, second = 1 / (1 + np.exp(-1.0)), 1 / (1 + np.exp(2.0))
-    assert survival(proposal, (2.0, 0.5, 1.0), history) == pytest.approx((first, first * second))
-    assert survival(Proposal("draft", (1,), confidences=(1e9,)), (1.0,), history) == pytest.approx((1.0,))
-    assert survival(Proposal("draft", (1,), confidences=(float("nan"),)), (1.0,), history) == pytest.approx((0.5,))
+    assert survival(proposal, Scale((2.0, 0.5, 1.0), (0.0,) * 3), history) == pytest.approx((first, first * second))
+    assert survival(Proposal("draft", (1,), confidences=(1e9,)), PLAIN, history) == pytest.approx((1.0,))
+    assert survival(Proposal("draft", (1,), confidences=(float("nan"),)), PLAIN, history) == pytest.approx((0.5,))
 
 
 def test_a_drafter_without_confidences_is_judged_by_what_was_kept() -> None:
     history = KeptSoFar(3)
     lookup = Proposal("lookup", (1, 2, 3))
-    assert survival(lookup, (), history) == pytest.approx((0.5, 0.25, 0.125))
+    assert survival(lookup, PLAIN, history) == pytest.approx((0.5, 0.25, 0.125))
     for _ in range(300):
         history.add(3, 2)
-    good = survival(lookup, (), history)
+    good = survival(lookup, PLAIN, history)
     assert good[1] > 0.9
     assert good[2] < 0.1
     for _ in range(300):
         history.add(3, 0)
-    assert survival(lookup.cut(2), (), history)[0] < 0.1
+    assert survival(lookup.cut(2), PLAIN, history)[0] < 0.1
 
 
 def test_places_that_were_not_reached_learn_nothing() -> None:

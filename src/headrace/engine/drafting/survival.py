@@ -4,12 +4,10 @@ The chance that guess k is kept depends on guesses before k only, never on guess
 exact (`verify_length`).
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from headrace.engine.drafting.proposal import Proposal
-from headrace.engine.drafting.temperatures import survival_of
+from headrace.engine.drafting.temperatures import Scale, survival_of
 
 
 class KeptSoFar:
@@ -37,16 +35,16 @@ class KeptSoFar:
         return tuple(np.cumprod(self._kept / self._tried)[:count].tolist())
 
 
-def survival(proposal: Proposal, temperatures: Sequence[float], history: KeptSoFar) -> tuple[float, ...]:
+def survival(proposal: Proposal, scale: Scale, history: KeptSoFar) -> tuple[float, ...]:
     """Return the chance that the first k guesses of a proposal stay, [L], never rising.
 
     Args:
         proposal: its confidences are used where it has some.
-        temperatures: of the draft, one per place; 1 for one that was not calibrated.
+        scale: of the draft; `Scale.neutral` for one that was not calibrated.
         history: what is used otherwise.
     """
     if proposal.confidences is None:
         return history.survival(len(proposal))
     logits = np.array([proposal.confidences], dtype=np.float64)
-    rows = survival_of(np.nan_to_num(logits), tuple(temperatures)[: len(proposal)])
+    rows = survival_of(np.nan_to_num(logits), scale)
     return tuple(rows[0].tolist())

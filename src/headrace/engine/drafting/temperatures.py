@@ -1,8 +1,12 @@
-"""Sequential temperature scaling: one temperature per place of the block makes a draft's confidences honest.
+"""Sequential temperature scaling: a temperature and an offset per place of the block make a draft's confidences honest.
 
-For k = 1 .. X in order, T_k is the one of 41 temperatures, evenly spaced in their logarithm from 0.1 to 10, with the
-smallest calibration error of the cumulative products sigmoid(z_1 / T_1) ... sigmoid(z_k / T_k) against "the first k
-guesses were kept", earlier temperatures fixed.
+For k = 1 .. X in order, T_k and b_k are those with the smallest calibration error of the cumulative products
+sigmoid(z_1 / T_1 + b_1) ... sigmoid(z_k / T_k + b_k) against "the first k guesses were kept", earlier ones fixed. T is
+one of 41 temperatures, evenly spaced in their logarithm from 0.1 to 10, b one of 21 offsets from -2 to 2.
+
+The published method has no offsets. They are here because confidences are trained to say how likely a guess is kept
+when both sides sample at temperature 1, and drafts are kept where they are the one token that the model takes; a
+temperature cannot move a confidence across one half, where those two differ most.
 
 Calibration error: the products fall into 15 bins of equal width (bin floor(15 a), 1 into the last). It is the sum over
 bins of the rows' share times |mean product - share kept|.
@@ -10,7 +14,6 @@ bins of the rows' share times |mean product - share kept|.
 Source: serving.md section 5.2, training.md section 7.3.
 """
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,15 +29,32 @@ TEMPERATURES_NAME = "draft_temperatures.json"
 
 NUM_BINS = 15
 GRID = np.logspace(-1, 1, 41)
+OFFSETS = np.linspace(-2, 2, 21)
 _FORMAT = "headrace-draft-temperatures/1"
 _MAX_BYTES = 1 << 20
+_SEED = 0
 
 Floats = NDArray[np.float64]
 
 
-def survival_of(logits_RX: Floats, temperatures: Floats | tuple[float, ...]) -> Floats:
-    """Return the cumulative products, [R, X]."""
-    return np.asarray(np.cumprod(_sigmoid(logits_RX / np.asarray(temperatures)), axis=1), dtype=np.float64)
+@dataclass(frozen=True)
+class Scale:
+    """What makes confidences honest: sigmoid(z / temperature + offset), one of each per place of the block."""
+
+    temperatures: tuple[float, ...]
+    offsets: tuple[float, ...]
+
+    @classmethod
+    def neutral(cls, block_size: int) -> "Scale":
+        """Return what leaves confidences as they are."""
+        return cls((1.0,) * block_size, (0.0,) * block_size)
+
+
+def survival_of(logits_RX: Floats, scale: Scale) -> Floats:
+    """Return the cumulative products, [R, X]; the scale may be of more places."""
+    places = logits_RX.shape[1]
+    chances = _sigmoid(logits_RX / np.array(scale.temperatures[:places]) + np.array(scale.offsets[:places]))
+    return np.asarray(np.cumprod(chances, axis=1), dtype=np.float64)
 
 
 def calibration_error(predicted_R: Floats, kept_R: NDArray[np.bool_]) -> float:
@@ -51,21 +71,24 @@ def calibration_errors(survival_RX: Floats, kept_RX: NDArray[np.bool_]) -> list[
     return [calibration_error(survival_RX[:, k], kept_RX[:, k]) for k in range(survival_RX.shape[1])]
 
 
-def fit(logits_RX: Floats, kept_RX: NDArray[np.bool_]) -> tuple[float, ...]:
-    """Return the temperatures, one per place; of equally good ones the smaller.
+def fit(logits_RX: Floats, kept_RX: NDArray[np.bool_], *, has_offsets: bool = True) -> Scale:
+    """Return temperatures and offsets; of equally good ones the smaller.
 
     Args:
         logits_RX: [R, X] raw confidences.
         kept_RX: [R, X] whether this guess and all before it were kept.
+        has_offsets: False leaves every offset at 0: temperature scaling as published.
     """
     before = np.ones(len(logits_RX))
-    found = []
+    temperatures, offsets = [], []
     for k in range(logits_RX.shape[1]):
-        products = [before * _sigmoid(logits_RX[:, k] / one) for one in GRID]
-        best = int(np.argmin([calibration_error(product, kept_RX[:, k]) for product in products]))
-        found.append(float(GRID[best]))
-        before = products[best]
-    return tuple(found)
+        tried = [(float(one), float(add)) for one in GRID for add in (OFFSETS if has_offsets else (0.0,))]
+        errors = [calibration_error(before * _sigmoid(logits_RX[:, k] / t + b), kept_RX[:, k]) for t, b in tried]
+        temperature, offset = tried[int(np.argmin(errors))]
+        before = before * _sigmoid(logits_RX[:, k] / temperature + offset)
+        temperatures.append(temperature)
+        offsets.append(offset)
+    return Scale(tuple(temperatures), tuple(offsets))
 
 
 def error_by_chance(survival_RX: Floats, seed: int = 0, trials: int = 50) -> list[float]:
@@ -89,43 +112,41 @@ class DraftTemperatures:
     """What was fitted, and to what; see `fit_halves`.
 
     Attributes:
-        temperatures: one per place of the block.
+        scale: what was fitted.
         rows: anchors that were fitted to, and those judged on.
         documents: the same in documents; no document is in both halves.
-        before, after: error per place on the judged half, with all temperatures 1 and with the fitted ones.
-        by_chance: error that honest confidences would show on the judged half.
-        fitted: error per place on the half that was fitted to.
-        weights: fingerprint of the checkpoint's weights.
+        before, without_offsets, after: error per place on the judged half: of confidences as they are, with
+            temperatures alone, and with `scale`.
+        by_chance: error that honest confidences would show on the judged half if its rows were independent.
+        weights: digest of the checkpoint's weights.
         source: what the rows came from.
     """
 
-    temperatures: tuple[float, ...]
+    scale: Scale
     rows: tuple[int, int]
     documents: tuple[int, int]
     before: tuple[float, ...]
+    without_offsets: tuple[float, ...]
     after: tuple[float, ...]
     by_chance: tuple[float, ...]
-    fitted: tuple[float, ...]
     weights: str
     source: str
 
     def to_json(self) -> dict[str, Any]:
         """Return the file's content."""
+        errors = {name: getattr(self, name) for name in ("before", "without_offsets", "after", "by_chance")}
         return {
             "format": _FORMAT,
-            "temperatures": list(self.temperatures),
+            "temperatures": [round(one, 6) for one in self.scale.temperatures],
+            "offsets": [round(one, 6) for one in self.scale.offsets],
             "weights": self.weights,
             "source": self.source,
             "rows": {"fitted": self.rows[0], "judged": self.rows[1]},
             "documents": {"fitted": self.documents[0], "judged": self.documents[1]},
             "ece": {
                 "bins": NUM_BINS,
-                "before": _rounded(self.before),
-                "after": _rounded(self.after),
-                "by_chance": _rounded(self.by_chance),
-                "fitted": _rounded(self.fitted),
-                "mean_before": round(float(np.mean(self.before)), 4),
-                "mean_after": round(float(np.mean(self.after)), 4),
+                **{name: [round(one, 4) for one in values] for name, values in errors.items()},
+                "mean": {name: round(float(np.mean(values)), 4) for name, values in errors.items()},
             },
         }
 
@@ -133,7 +154,7 @@ class DraftTemperatures:
 def fit_halves(
     logits_RX: Floats, kept_RX: NDArray[np.bool_], document_R: NDArray[np.int64], *, weights: str, source: str
 ) -> DraftTemperatures:
-    """Fit to every other document and judge on those between.
+    """Fit to one half of the documents and judge on the other; which is which is drawn with a fixed seed.
 
     Raises:
         UserError: there are fewer than two documents, or a confidence is not finite.
@@ -145,51 +166,59 @@ def fit_halves(
         )
     if not np.isfinite(logits_RX).all():
         raise UserError(f"{source} holds a confidence that is no finite number; finite ones are accepted")
-    first, second = np.isin(document_R, documents[::2]), np.isin(document_R, documents[1::2])
-    temperatures = fit(logits_RX[first], kept_RX[first])
-    judged = survival_of(logits_RX[second], temperatures)
-    plain = survival_of(logits_RX[second], np.ones(logits_RX.shape[1]))
+    # drawn, because neighbours in a file may take turns between kinds of text
+    halves = np.array_split(np.random.default_rng(_SEED).permutation(documents), 2)
+    first, second = (np.isin(document_R, half) for half in halves)
+    logits, kept = logits_RX[second], kept_RX[second]
+    scale = fit(logits_RX[first], kept_RX[first])
+    plain = fit(logits_RX[first], kept_RX[first], has_offsets=False)
+    judged = survival_of(logits, scale)
     return DraftTemperatures(
-        temperatures=temperatures,
+        scale=scale,
         rows=(int(first.sum()), int(second.sum())),
-        documents=(len(documents[::2]), len(documents[1::2])),
-        before=tuple(calibration_errors(plain, kept_RX[second])),
-        after=tuple(calibration_errors(judged, kept_RX[second])),
+        documents=(len(halves[0]), len(halves[1])),
+        before=tuple(calibration_errors(survival_of(logits, Scale.neutral(logits.shape[1])), kept)),
+        without_offsets=tuple(calibration_errors(survival_of(logits, plain), kept)),
+        after=tuple(calibration_errors(judged, kept)),
         by_chance=tuple(error_by_chance(judged)),
-        fitted=tuple(calibration_errors(survival_of(logits_RX[first], temperatures), kept_RX[first])),
         weights=weights,
         source=source,
     )
 
 
-def read_temperatures(path: Path, block_size: int, weights: str | None = None) -> tuple[float, ...]:
-    """Return the temperatures of a file.
+def read_temperatures(path: Path, block_size: int, weights: str | None = None) -> Scale:
+    """Return what a file holds.
 
     Args:
         path: the file.
-        block_size: places that there must be temperatures for.
-        weights: fingerprint of the weights that it must belong to; None accepts any.
+        block_size: places of the block that it must be for.
+        weights: digest of the weights that it must belong to; None accepts any.
 
     Raises:
-        UserError: it is missing, damaged, of another draft, or a temperature is not between 0.01 and 100.
+        UserError: it is missing, damaged, of another draft, or a number is out of range.
     """
     found = read_json(path, max_bytes=_MAX_BYTES)
     if not isinstance(found, dict) or found.get("format") != _FORMAT:
         raise UserError(f"{path} is not a file of draft temperatures; format {_FORMAT} is accepted.")
-    values = found.get("temperatures")
-    if not isinstance(values, list) or len(values) != block_size or not all(map(_is_temperature, values)):
-        raise UserError(f"{path} has temperatures {values!r}; {block_size} numbers from 0.01 to 100 are accepted.")
+    temperatures = _numbers(found, "temperatures", block_size, (0.01, 100.0), path)
+    offsets = _numbers(found, "offsets", block_size, (-100.0, 100.0), path)
     if weights is not None and found.get("weights") != weights:
         raise UserError(
             f"{path} was fitted to weights {found.get('weights')!r} and these are {weights!r}; "
             "`headrace calibrate` fits it anew."
         )
-    return tuple(float(value) for value in values)
+    return Scale(temperatures, offsets)
 
 
-def _is_temperature(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0.01 <= value <= 100
-
-
-def _rounded(values: tuple[float, ...]) -> list[float]:
-    return [round(value, 4) if math.isfinite(value) else 0.0 for value in values]
+def _numbers(
+    found: dict[str, Any], name: str, count: int, limits: tuple[float, float], path: Path
+) -> tuple[float, ...]:
+    low, high = limits
+    values = found.get(name)
+    is_list = isinstance(values, list) and len(values) == count
+    is_sound = is_list and all(
+        isinstance(one, int | float) and not isinstance(one, bool) and low <= one <= high for one in values or ()
+    )
+    if not is_sound:
+        raise UserError(f"{path} has {name} {values!r}; {count} numbers from {low:g} to {high:g} are accepted.")
+    return tuple(float(one) for one in values or ())
