@@ -135,7 +135,7 @@ def test_an_entry_agrees_only_to_the_decimals_that_the_report_gives() -> None:
 
 def test_json_holds_difference_and_live_values() -> None:
     figure = figures()["prefill-saving"]
-    document = figure.to_json(Live(arithmetic=1.5, measured=1.25, how="layer_rows"))
+    document = figure.to_json(Live(what="prefill", arithmetic=1.5, measured=1.25, how="layer_rows"))
     assert document["difference"] == figure.ours - 1.9747
     assert document["live"]["difference"] == -0.25
     assert figure.to_json(None)["live"] is None

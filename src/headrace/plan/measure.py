@@ -79,22 +79,26 @@ def _prefill(facts: Facts, tokens: int, full: RowCounts, replay: RowCounts, bloc
     per_token = float(arithmetic.window_bytes_per_token(facts)) * facts.num_layers / facts.window_layers
     return {
         "prefill-saving": Live(
+            what=f"prefill of {tokens:,} tokens, full over replay",
             arithmetic=arithmetic.prefill_saving(facts, tokens),
             measured=full.layer_rows / replay.layer_rows,
-            how=f"layer_rows {full.layer_rows:,} / {replay.layer_rows:,}; {tokens:,} tokens",
+            how=f"layer_rows {full.layer_rows:,} / {replay.layer_rows:,}",
         ),
         "deepseek-v4.1-flash-kv-per-token": Live(
+            what="bytes of global KV per token",
             arithmetic=facts.kv_bytes(tokens) / tokens,
             measured=replay.global_bytes_written / tokens,
             how=f"global_bytes_written {replay.global_bytes_written:,} / {tokens:,}; a block of the pool has "
             f"{block_bytes:,} bytes",
         ),
         "window-over-entries": Live(
+            what="windows of every token over global KV",
             arithmetic=per_token * tokens / facts.kv_bytes(tokens),
             measured=window / kv,
             how=f"window_bytes_written {window:,} / global_bytes_written {kv:,}: index keys included, drafts not",
         ),
         "ngram-rows": Live(
+            what="n-gram rows read per token, kB",
             arithmetic=arithmetic.ngram_bytes_per_token(facts) / 1e3,
             measured=replay.ngram_bytes / tokens / 1e3,
             how=f"ngram_bytes {replay.ngram_bytes:,} / {tokens:,}",
@@ -110,16 +114,16 @@ def _decode(facts: Facts, short: tuple[int, RowCounts], long: tuple[int, RowCoun
     saved = 100 * many.index_skipped / (many.index_scored + many.index_skipped)
     return {
         "decode-growth": Live(
+            what=f"decode FLOPs, {context:,} over {low + 1:,} tokens",
             arithmetic=arithmetic.decode_growth(facts, low + 1, context),
             measured=ratio,
-            how=f"index_scored {few.index_scored:,} and {many.index_scored:,}, rows by bytes; {low + 1:,} to "
-            f"{context:,} tokens, weights by arithmetic",
+            how=f"index_scored {few.index_scored:,} and {many.index_scored:,}, rows by bytes, weights by arithmetic",
         ),
         "index-saving": Live(
+            what=f"index scores saved by the candidate pool at {context:,} tokens, %",
             arithmetic=arithmetic.index_saving(facts, context),
             measured=saved,
-            how=f"index_skipped {many.index_skipped:,} of {many.index_scored + many.index_skipped:,}; {context:,} "
-            "tokens",
+            how=f"index_skipped {many.index_skipped:,} of {many.index_scored + many.index_skipped:,}",
         ),
     }
 
@@ -137,6 +141,7 @@ def _measured_flops(facts: Facts, counts: RowCounts) -> float:
 def _resume(facts: Facts, prefill: RowCounts) -> dict[str, Live]:
     return {
         "deepseek-v4.1-flash-recompute": Live(
+            what="tokens run again where windows are gone",
             arithmetic=arithmetic.recompute_tokens(facts, is_bounded=True),
             measured=prefill.reencoded_rows,
             how=f"reencoded_rows of a prompt whose windows are gone, resume=replay; exact would take "

@@ -155,7 +155,7 @@ def ledger_lines(figures: Iterable[Figure], live: Mapping[str, Live]) -> Iterato
         for figure in figures:
             if figure.key in live:
                 one = live[figure.key]
-                measured.append((figure.title, rounded(one.arithmetic, 4), rounded(one.measured, 4), one.how))
+                measured.append((one.what, rounded(one.arithmetic, 4), rounded(one.measured, 4), one.how))
         yield from _table(measured)
 
 

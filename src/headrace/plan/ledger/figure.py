@@ -10,9 +10,10 @@ from headrace.plan.sizes import rounded
 class Live:
     """A figure measured on a running model beside the same arithmetic on that model's configuration.
 
-    `arithmetic` and `measured` are in the figure's unit; `how` names the counters.
+    `what` says what was measured at which lengths, `how` names the counters; both values are in the figure's unit.
     """
 
+    what: str
     arithmetic: float
     measured: float
     how: str
@@ -20,6 +21,7 @@ class Live:
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
         return {
+            "what": self.what,
             "arithmetic": self.arithmetic,
             "measured": self.measured,
             "difference": self.measured - self.arithmetic,
