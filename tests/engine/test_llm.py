@@ -305,10 +305,10 @@ def test_timings_and_work_are_those_of_each_request(llm: LLM) -> None:
 
 def test_options_out_of_range_are_refused(folder: Path) -> None:
     for options, words in (
-        ({"mode": "fast"}, "mode is 'fast'; accepted are 'replay' and 'full'"),
+        ({"mode": "fast"}, "mode is 'fast'; accepted are 'replay', 'full'"),
         ({"chunk": 0}, "a chunk of 0 tokens"),
         ({"threads": 0}, "0 threads are not possible"),
-        ({"resume": "maybe"}, "resume is 'maybe'; accepted are 'exact' and 'replay'"),
+        ({"resume": "maybe"}, "resume is 'maybe'; accepted are 'exact', 'replay'"),
         ({"num_slots": 0}, "num_slots is 0; accepted is a whole number from 1"),
         ({"slots": 3}, "option 'slots' is unknown; accepted are mode, resume,"),
     ):

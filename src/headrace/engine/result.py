@@ -55,6 +55,9 @@ class Work:
     replayed_rows: int = 0
     reencoded_rows: int = 0
     preemptions: int = 0
+    draft_rounds: int = 0
+    drafts_proposed: int = 0
+    drafts_accepted: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

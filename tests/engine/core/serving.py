@@ -10,6 +10,7 @@ import torch
 
 from headrace.core.errors import HeadraceError
 from headrace.engine.core.core import EngineCore
+from headrace.engine.core.drafts import Drafting
 from headrace.engine.core.events import ErrorEvent, Event, TokenEvent
 from headrace.engine.core.memory_plan import Measured, plan_memory
 from headrace.engine.core.options import EngineOptions
@@ -43,14 +44,17 @@ def params(**values: Any) -> SamplingParams:
 def core(model: DeepseekV41 | None = None, **options: Any) -> EngineCore:
     """An audited engine over the tiny model; four slots and little of everything unless told otherwise."""
     model = tiny() if model is None else model
-    threads = options.pop("threads", 1)
+    threads, drafter = options.pop("threads", 1), options.pop("drafter", None)
+    drafting = None if drafter is None else Drafting(drafter, model.config.window)
     chosen = EngineOptions(
         **{"num_slots": 4, "cache_tokens": 4096, "chunk": 64, "snapshot_every": 64, "is_audited": True, **options}
     )
     limit = min(chosen.max_context or model.config.max_positions, model.config.max_positions)
     plan = plan_memory(model.state_shape, chosen, limit, Measured(process=0, weights=0, scratch=0))
     namespace = {"weights": "tiny"}
-    return EngineCore(model, None, chosen, plan, threads=Threads(threads, threads), namespace=namespace)
+    return EngineCore(
+        model, None, chosen, plan, threads=Threads(threads, threads), namespace=namespace, drafting=drafting
+    )
 
 
 @dataclass

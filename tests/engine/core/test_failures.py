@@ -7,7 +7,7 @@ import pytest
 
 from headrace.core.errors import UserError
 from headrace.engine.answer import Answer
-from headrace.engine.core import core as core_module
+from headrace.engine.core import answering
 from headrace.engine.sampling.pipeline import RowError
 from headrace.models.deepseek_v41.load import load_model
 from tests import damage
@@ -43,7 +43,7 @@ def test_a_damaged_row_fails_the_request_that_reads_it_and_not_those_beside_it(t
 
 
 def test_a_row_that_cannot_be_sampled_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    client, real = Client(core()), core_module.sample_batch
+    client, real = Client(core()), answering.sample_batch
 
     def sample_batch(logits: object, samplers: list[object]) -> object:
         for row, sampler in enumerate(samplers):
@@ -51,7 +51,7 @@ def test_a_row_that_cannot_be_sampled_fails_alone(monkeypatch: pytest.MonkeyPatc
                 raise RowError("no token", row) from UserError("nothing is allowed", "structured")
         return real(logits, samplers)
 
-    monkeypatch.setattr(core_module, "sample_batch", sample_batch)
+    monkeypatch.setattr(answering, "sample_batch", sample_batch)
     for name, seed in (("a", 7), ("bad", 99), ("b", 7)):
         client.submit(name, prompt(20, seed=len(name)), params(max_tokens=5, **SEEDED | {"seed": seed}))
     client.finish()

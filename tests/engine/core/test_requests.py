@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from headrace.core.errors import CapacityError, OverloadedError, UserError
+from headrace.engine.core import answering
 from headrace.engine.core import core as core_module
 from headrace.engine.core.core import choice_id
 from headrace.engine.scheduler.entry import Phase
@@ -27,7 +28,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(core_module, "time", clock)
+    for module in (core_module, answering):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 

@@ -7,10 +7,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from headrace.core.errors import UserError
 from headrace.engine.core.core import EngineCore
+from headrace.engine.core.draft_costs import cost_table
+from headrace.engine.core.draft_policy import DraftPolicy
+from headrace.engine.core.drafts import Drafting
+from headrace.engine.core.dspark import DSpark
 from headrace.engine.core.limits import scheduler_config
 from headrace.engine.core.memory_plan import Measured, measure_scratch, plan_memory, resident_bytes
 from headrace.engine.core.options import EngineOptions
+from headrace.engine.drafting.lookup import LookupDrafter
+from headrace.engine.drafting.temperatures import TEMPERATURES_NAME, read_temperatures
 from headrace.engine.threads import Threads, choose_threads
 from headrace.models.deepseek_v41.batch import Span
 from headrace.models.deepseek_v41.config import load_config
@@ -31,7 +38,7 @@ def build_core(
         CapacityError: the memory limit leaves no room for one sequence.
     """
     before = resident_bytes()
-    loaded = load_model(path, load or LoadOptions(has_vision=load_config(path).vision is not None), progress)
+    loaded = load_model(path, load or _load_options(path, options), progress)
     model, config = loaded.model, loaded.model.config
     threads = choose_threads(config.hidden_size, options.threads)
     files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
@@ -39,7 +46,44 @@ def build_core(
     weights = max(files, resident_bytes() - before)
     measured = Measured(process=before, weights=weights, scratch=_scratch(model, options, threads, max_context))
     plan = plan_memory(model.state_shape, options, max_context, measured)
-    return EngineCore(model, loaded.tokenizer, options, plan, threads=threads, namespace=fingerprint(path))
+    size = config.vocab_size if loaded.tokenizer is None else min(config.vocab_size, loaded.tokenizer.size)
+    drafting = build_drafting(path, model, options, threads, vocab_size=size)
+    return EngineCore(
+        model, loaded.tokenizer, options, plan, threads=threads, namespace=fingerprint(path), drafting=drafting
+    )
+
+
+def _load_options(path: Path, options: EngineOptions) -> LoadOptions:
+    config = load_config(path)
+    wants_draft = options.drafting != "off" and options.drafter != "lookup"
+    return LoadOptions(has_draft=wants_draft and config.draft is not None, has_vision=config.vision is not None)
+
+
+def build_drafting(
+    path: Path, model: DeepseekV41, options: EngineOptions, threads: Threads, *, vocab_size: int
+) -> Drafting | None:
+    """Return what drafts for an engine; None where nothing does.
+
+    Raises:
+        UserError: the draft module was asked for and the checkpoint has none, or its temperatures are damaged.
+    """
+    if options.drafting == "off":
+        return None
+    is_guarded = options.drafting == "auto"
+    if options.drafter == "lookup":
+        lookup = LookupDrafter()
+        return Drafting(lookup, model.config.window, DraftPolicy(lookup.max_guesses, is_guarded=is_guarded))
+    if model.config.draft is None or model.parameters.draft is None:
+        if options.drafter is None:
+            return None
+        raise UserError("the checkpoint has no draft module; accepted is drafter 'lookup' or None", param="drafter")
+    drafter = DSpark(model, vocab_size)
+    torch.set_num_threads(threads.decode)
+    file = path / TEMPERATURES_NAME
+    scale = read_temperatures(file, drafter.max_guesses) if file.exists() else None
+    table = cost_table(model, drafter, fingerprint(path), options.num_slots) if is_guarded else None
+    policy = DraftPolicy(drafter.max_guesses, table=table, scale=scale, is_guarded=is_guarded)
+    return Drafting(drafter, model.config.window, policy)
 
 
 def fingerprint(path: Path) -> Mapping[str, str]:

@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
-from torch import Tensor
 
-from headrace.core.errors import CheckpointError, HeadraceError, InternalError, UserError
+from headrace.core.errors import InternalError, UserError
 from headrace.engine.answer import Answer
 from headrace.engine.core.account import Accountant
-from headrace.engine.core.events import ErrorEvent, Event, PrefillEvent, TokenEvent
+from headrace.engine.core.answering import Answering
+from headrace.engine.core.drafts import Drafting
+from headrace.engine.core.events import Event, PrefillEvent
 from headrace.engine.core.holdings import Holdings
 from headrace.engine.core.image_rows import PromptImages
 from headrace.engine.core.limits import scheduler_config
@@ -20,12 +21,12 @@ from headrace.engine.core.prefix_cache import PrefixCache
 from headrace.engine.core.request_memory import RequestMemory, request_budget
 from headrace.engine.core.samplers import Samplers
 from headrace.engine.core.sequence import Sequence
-from headrace.engine.core.step_rows import StepRows, damaged, lay_out, note_xrays, run
+from headrace.engine.core.step_rows import Candidate, StepRows, damaged, lay_out, note_xrays, run
 from headrace.engine.core.totals import Totals
 from headrace.engine.core.trace import TraceLog
 from headrace.engine.core.trace_step import trace_of
-from headrace.engine.result import FinishReason, Result
-from headrace.engine.sampling.pipeline import RowError, sample_batch
+from headrace.engine.drafting.proposal import Proposal
+from headrace.engine.result import FinishReason
 from headrace.engine.sampling.structured import Compiled
 from headrace.engine.scheduler.entry import EndReason
 from headrace.engine.scheduler.plan import Fork, StepPlan
@@ -56,6 +57,7 @@ class EngineCore:
         *,
         threads: Threads,
         namespace: Mapping[str, str],
+        drafting: Drafting | None = None,
     ) -> None:
         self.model, self.tokenizer, self.options, self.memory = model, tokenizer, options, plan
         config = model.config
@@ -77,8 +79,10 @@ class EngineCore:
         self.samplers = Samplers(config, tokenizer)
         self._request_memory = RequestMemory(request_budget(self.max_context))
         self._sequences: dict[str, Sequence] = {}
+        self._drafting = drafting
         self.traces = TraceLog(options.trace_steps, options.trace_file)
         self.totals = Totals()
+        self._answering = Answering(self._sequences, self._scheduler, self.totals, model.numerics.name)
         self._guard = MemoryGuard(plan)
         self._began = time.monotonic()
         self._steps = self._arrivals = 0
@@ -181,11 +185,12 @@ class EngineCore:
         """
         began = time.monotonic()
         self.cache.begin_step(self._sequences.values())
-        plan = self._scheduler.plan(began, self._holdings.pool(self.cache), self._match)
+        drafts = {} if self._drafting is None else self._drafting.propose(self._sequences.values())
+        plan = self._scheduler.plan(began, self._holdings.pool(self.cache), self._match, drafts)
         events = self._end(plan)
         self._carry_out(plan, began)
         self.totals.add_plan(plan)
-        rows = lay_out(plan, self._sequences, self._accountant, self.model)
+        rows = lay_out(plan, self._sequences, self._accountant, self.model, self._guesses(plan))
         is_moved = rows.spans or plan.ended or plan.preemptions or plan.swap_ins or self._scheduler.is_idle
         if not is_moved and not self.cache.wait():
             raise InternalError(f"no request can go on: {dict(plan.waits)}")  # a plan always moves somebody
@@ -201,6 +206,13 @@ class EngineCore:
         if self.traces.is_on:
             self._note(plan, rows, began)
         return events
+
+    def _guesses(self, plan: StepPlan) -> dict[str, Proposal]:
+        """Return the guesses that a plan has rows for."""
+        if self._drafting is None:
+            return {}
+        rows = plan.decodes
+        return {row.request_id: self._drafting.take(self._sequences[row.request_id], row.drafts) for row in rows}
 
     def _match(self, request: Request, starting: tuple[str, ...]) -> Match:
         sequence = self._sequences[request.request_id]
@@ -244,10 +256,12 @@ class EngineCore:
             sequence = self._sequences.pop(ended.request_id)
             if not sequence.is_over and ended.reason in _REASONS:
                 text = sequence.answer.end(_REASONS[ended.reason])
-                events += self._over(sequence, None, text)
+                events += self._answering.over(sequence, None, text)
             if ended.reason is not EndReason.ERROR:
                 self.cache.publish(sequence, is_end=True)
             self._holdings.end(sequence)
+            if self._drafting is not None:
+                self._drafting.forget(sequence.request_id)
             self._request_memory.end_one(sequence.submission.request_id)
         return events
 
@@ -278,12 +292,15 @@ class EngineCore:
     def _run(self, plan: StepPlan, rows: StepRows, began: float) -> list[Event]:
         events: list[Event] = []
         try:
-            found = run(self.model, rows, self.samplers.vocab_size)
+            found = self._forward(rows)
         except UserError as error:  # no state has moved
-            failed = damaged(self.model, rows) or [(sequence, error) for sequence in rows.sequences]
-            events += [event for sequence, reason in failed for event in self._fail(sequence, reason)]
+            rows.drop_guesses(self._accountant)  # a guess must not fail its request
+            failed = damaged(self.model, rows)
+            if not failed and not rows.had_guesses:
+                failed = [(sequence, error) for sequence in rows.sequences]
+            events += [event for sequence, reason in failed for event in self._answering.fail(sequence, reason)]
             rows.drop([sequence.request_id for sequence, _ in failed])
-            found = run(self.model, rows, self.samplers.vocab_size) if rows.spans else []
+            found = self._forward(rows) if rows.spans else []
         note_xrays(rows, self._steps, began)
         self.totals.add_rows(rows.sequences, rows.steps)
         for sequence, step in zip(rows.sequences, rows.steps, strict=True):
@@ -297,8 +314,35 @@ class EngineCore:
                     events.append(PrefillEvent(request_id=name, tokens=step.stop, xray=sequence.xray))
         for one in plan.forks:
             child = self._fork(one)
-            found += [(child, logits) for logits in _logits_of(found, one.parent)]
-        return events + self._sample(found)
+            found += [replace(mine, sequence=child) for mine in found if mine.sequence.request_id == one.parent]
+        events += self._answering.sample(found)
+        for mine in found:
+            self._settle(mine, rows)
+        if self._drafting is not None:
+            for one in plan.forks:
+                self._drafting.fork(self._sequences[one.parent], self._sequences[one.request_id])
+            self._drafting.note_step(found, has_prefill=rows.has_prefill, seconds=time.monotonic() - began)
+        return events
+
+    def _forward(self, rows: StepRows) -> list[Candidate]:
+        wants_taps = self._drafting is not None and self._drafting.wants_taps
+        return run(self.model, rows, self.samplers.vocab_size, wants_taps=wants_taps)
+
+    def _settle(self, one: Candidate, rows: StepRows) -> None:
+        """Take back the rows of guesses that were wrong, and count the others."""
+        sequence, step = one.sequence, rows.steps[one.place]
+        kept = step.stop - step.start
+        if one.guesses and sequence.state is not None:
+            kept = max(1, one.taken)
+            sequence.state.rollback(step.start + kept)
+            if kept > 1:
+                self._scheduler.accept(sequence.request_id, kept - 1)
+            rows.steps[one.place] = replace(step, drafts_accepted=one.accepted)
+            self.totals.add_drafts(len(one.guesses), one.accepted)
+        if self._drafting is not None and one.taps is not None:
+            decoded = kept if one.guesses else step.decoder_rows
+            first = step.start if one.guesses else step.stop - step.decoder_rows
+            self._drafting.note(sequence, first, one.taps[:decoded])
 
     def _fork(self, plan: Fork) -> Sequence:
         parent, child = self._sequences[plan.parent], self._sequences[plan.request_id]
@@ -316,68 +360,6 @@ class EngineCore:
         child.prompt_logprobs = parent.prompt_logprobs
         return child
 
-    # -------------------------------------------------------------------------------------------------------- answers
-
-    def _sample(self, found: list[tuple[Sequence, Tensor]]) -> list[Event]:
-        events: list[Event] = []
-        while found:
-            logits = torch.stack([row for _, row in found])
-            try:
-                tokens = sample_batch(logits, [sequence.answer.sampler for sequence, _ in found])
-            except RowError as error:
-                cause = error.__cause__
-                reason = cause if isinstance(cause, HeadraceError) else error
-                events += self._fail(found.pop(error.row)[0], reason)
-                continue
-            for (sequence, row), token_id in zip(found, tokens, strict=True):
-                events += self._take(sequence, token_id, row)
-            return events
-        return events
-
-    def _take(self, sequence: Sequence, token_id: int, logits_V: Tensor) -> list[Event]:
-        answer = sequence.answer
-        try:
-            text = answer.take(token_id, logits_V)
-        except UserError as error:
-            return self._fail(sequence, error)
-        self.totals.generated_tokens += 1
-        sequence.last_token = time.monotonic()
-        sequence.first_token = sequence.first_token or sequence.last_token
-        if answer.finish_reason is None:
-            return [self._event(sequence, token_id, text)]
-        self._scheduler.finish(sequence.request_id, EndReason.STOP)
-        return self._over(sequence, token_id, text)
-
-    def _over(self, sequence: Sequence, token_id: int | None, text: str) -> list[Event]:
-        sequence.is_over = True
-        return [self._event(sequence, token_id, text, sequence.result(self.model.numerics.name))]
-
-    def _event(self, sequence: Sequence, token_id: int | None, text: str, result: Result | None = None) -> TokenEvent:
-        is_token = token_id is not None
-        logprob, alternatives = sequence.answer.newest_logprob if is_token else (None, ())
-        return TokenEvent(
-            request_id=sequence.submission.request_id,
-            choice=sequence.choice,
-            token_id=token_id,
-            text=text,
-            logprob=logprob,
-            top_logprobs=alternatives,
-            result=result,
-            xray=sequence.xray if is_token else None,
-        )
-
-    def _fail(self, sequence: Sequence, error: HeadraceError) -> list[Event]:
-        """End a request with all its answers."""
-        name = sequence.submission.request_id
-        is_told = False
-        for one in [one for one in self._sequences.values() if one.submission.request_id == name]:
-            is_told, one.is_over = is_told or (one.is_over and one.answer.finish_reason is None), True
-            self._scheduler.finish(one.request_id, EndReason.ERROR)
-        if is_told:
-            return []
-        self.totals.failed += not isinstance(error, UserError) or isinstance(error, CheckpointError)
-        return [ErrorEvent(request_id=name, kind=type(error).__name__, message=error.message, param=error.param)]
-
     # ---------------------------------------------------------------------------------------------------------- books
 
     def _note(self, plan: StepPlan, rows: StepRows, began: float) -> None:
@@ -393,7 +375,3 @@ class EngineCore:
 def choice_id(request_id: str, choice: int) -> str:
     """Return the scheduler's name of one answer of a request."""
     return f"{request_id}/{choice}"
-
-
-def _logits_of(found: list[tuple[Sequence, Tensor]], request_id: str) -> list[Tensor]:
-    return [logits for sequence, logits in found if sequence.request_id == request_id]

@@ -26,6 +26,7 @@ class TokenEvent:
     top_logprobs: tuple[tuple[int, float], ...] = ()
     result: Result | None = None
     xray: "StepXray | None" = None
+    is_draft: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

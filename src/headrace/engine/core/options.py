@@ -108,7 +108,7 @@ class EngineOptions:
             wanted = ", ".join(map(repr, get_args(PolicyName)))
             raise UserError(f"window_policy is {self.window_policy!r}; accepted are {wanted}", param="window_policy")
         _whole("checkpoint_every", self.checkpoint_every, 128)
-        _whole("cache_disk_bytes", self.cache_disk_bytes, 1 << 20)
+        _whole("cache_disk_bytes", self.cache_disk_bytes, 16 << 20)
         for name in ("host_cache_bytes", "min_free_disk"):
             _whole(name, getattr(self, name), 0)
         for name in ("snapshot_bytes", "host_bytes", "trace_steps", "headroom_blocks"):

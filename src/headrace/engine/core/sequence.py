@@ -49,6 +49,9 @@ class Sequence:
     preemptions: int = 0
     counts: RowCounts = field(default_factory=RowCounts)
     replayed_rows: int = 0
+    draft_rounds: int = 0
+    drafts_proposed: int = 0
+    drafts_accepted: int = 0
     prompt_logprobs: LogprobTable = field(default_factory=LogprobTable)
     started: float | None = None
     xray: StepXray | None = None
@@ -59,6 +62,16 @@ class Sequence:
     def num_prompt(self) -> int:
         """Tokens of the prompt."""
         return len(self.submission.prompt_ids)
+
+    def note_guesses(self, count: int) -> None:
+        """Count the guesses of one round, if there are any."""
+        self.draft_rounds += count > 0
+        self.drafts_proposed += count
+
+    @property
+    def num_committed(self) -> int:
+        """Tokens that have, or are about to have, a row in its state: all but the newest of the answer."""
+        return self.num_prompt + max(0, len(self.answer.token_ids) - 1)
 
     @property
     def wants_xray(self) -> bool:
@@ -107,6 +120,9 @@ class Sequence:
                 replayed_rows=self.replayed_rows,
                 reencoded_rows=counts.reencoded_rows,
                 preemptions=self.preemptions,
+                draft_rounds=self.draft_rounds,
+                drafts_proposed=self.drafts_proposed,
+                drafts_accepted=self.drafts_accepted,
             ),
         )
 

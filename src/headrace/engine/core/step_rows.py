@@ -2,16 +2,18 @@
 
 import time
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import Tensor
 
+from headrace.cache.sequence_state import SequenceState
 from headrace.core.errors import InternalError, UserError
 from headrace.engine.core.account import Accountant, Run
 from headrace.engine.core.sequence import Sequence
 from headrace.engine.core.trace import RequestStep
 from headrace.engine.core.xray import ReadsProbe, StepXray
+from headrace.engine.drafting.proposal import Proposal
 from headrace.engine.sampling.logprobs import target_logprobs
 from headrace.engine.scheduler.plan import StepPlan
 from headrace.models.deepseek_v41.batch import ImageRows, Span
@@ -23,19 +25,41 @@ class StepRows:
     """The rows of one step.
 
     `spans` and `sequences` belong together; `steps` says what each does; `samples` names those whose last row gives a
-    token, in the order of their spans. `probe` saw the forward pass, where a request asked for that.
+    token, in the order of their spans; `proposals` are the guesses behind a decode row. `probe`
+    saw the forward pass, where a request asked for that.
     """
 
     spans: list[Span] = field(default_factory=list)
     sequences: list[Sequence] = field(default_factory=list)
     steps: list[RequestStep] = field(default_factory=list)
     samples: list[bool] = field(default_factory=list)
+    proposals: list[Proposal | None] = field(default_factory=list)
     probe: ReadsProbe | None = None
+    _had_guesses: bool = False
 
     @property
     def has_prefill(self) -> bool:
         """Whether a prompt is read."""
         return any(step.kind == "prefill" for step in self.steps)
+
+    @property
+    def had_guesses(self) -> bool:
+        """Whether guesses were dropped."""
+        return self._had_guesses
+
+    def drop_guesses(self, accountant: Accountant) -> None:
+        """Leave every decode row its newest token alone."""
+        for place, proposal in enumerate(self.proposals):
+            if not proposal:
+                continue
+            self._had_guesses = True
+            step, span = self.steps[place], self.spans[place]
+            run = _run_of(self.sequences[place], span.state, step.start, step.start + 1, 1, is_replay=False)
+            self.proposals[place] = None
+            self.spans[place] = replace(span, token_ids=span.token_ids[:1], decoder_rows=1)
+            self.steps[place] = replace(
+                step, stop=step.start + 1, decoder_rows=1, drafts_proposed=0, counts=accountant.count(run)
+            )
 
     def drop(self, request_ids: Container[str]) -> None:
         """Take the rows of some sequences out."""
@@ -43,7 +67,40 @@ class StepRows:
         self.spans = [self.spans[place] for place in kept]
         self.steps = [self.steps[place] for place in kept]
         self.samples = [self.samples[place] for place in kept]
+        self.proposals = [self.proposals[place] for place in kept]
         self.sequences = [self.sequences[place] for place in kept]
+
+
+@dataclass
+class Candidate:
+    """What one sequence gets from a forward pass.
+
+    Attributes:
+        sequence: whose.
+        place: its place in the step's rows.
+        logits_RV: float32 logits to sample from: of its newest token and the guesses behind it; none inside a prompt.
+        proposal: those guesses.
+        taps: [T, n * D] of its decoder rows, if asked for.
+        taken: tokens taken so far; `accepted` of them were guesses.
+    """
+
+    sequence: Sequence
+    place: int
+    logits_RV: Tensor
+    proposal: Proposal | None = None
+    taps: Tensor | None = None
+    taken: int = 0
+    accepted: int = 0
+
+    @property
+    def guesses(self) -> tuple[int, ...]:
+        """The ids guessed."""
+        return () if self.proposal is None else self.proposal.token_ids
+
+    def goes_on(self) -> bool:
+        """Whether the newest token taken is the one guessed, so that the next row's logits count too."""
+        newest = self.taken - 1
+        return newest < len(self.guesses) and self.sequence.answer.token_ids[-1] == self.guesses[newest]
 
 
 @dataclass(frozen=True)
@@ -54,15 +111,25 @@ class _Chunk:
     start: int
     decoder_rows: int
     images: ImageRows | None = None
+    proposal: Proposal | None = None
 
 
-def lay_out(plan: StepPlan, sequences: Mapping[str, Sequence], accountant: Accountant, model: DeepseekV41) -> StepRows:
-    """Turn decode rows and prefill chunks into spans, decode rows first."""
+def lay_out(
+    plan: StepPlan,
+    sequences: Mapping[str, Sequence],
+    accountant: Accountant,
+    model: DeepseekV41,
+    proposals: Mapping[str, Proposal],
+) -> StepRows:
+    """Turn decode rows and prefill chunks into spans, decode rows first; `proposals` are the guesses to verify."""
     rows = StepRows()
     for row in plan.decodes:
         sequence = sequences[row.request_id]
-        token = np.array(sequence.answer.token_ids[-1:], dtype=np.int64)
-        _add(rows, sequence, _Chunk(token, row.position, 1), accountant, kind="decode")
+        proposal = proposals.get(row.request_id)
+        guesses = proposal.token_ids if proposal is not None else ()
+        tokens = np.array([sequence.answer.token_ids[-1], *guesses], dtype=np.int64)
+        verified = _Chunk(tokens, row.position, len(tokens), proposal=proposal)
+        _add(rows, sequence, verified, accountant, kind="decode")
     for chunk in plan.prefills:
         sequence = sequences[chunk.request_id]
         token_ids = sequence.submission.prompt_ids[chunk.start : chunk.stop]
@@ -93,15 +160,8 @@ def _add(
     rows.spans.append(Span(state, chunk.token_ids, decoder_rows, is_replay=is_replay, images=chunk.images))
     rows.sequences.append(sequence)
     rows.samples.append(is_last)
-    decoder_floor = stop - decoder_rows if is_replay else state.decoder_floor
-    run = Run(
-        start=start,
-        stop=stop,
-        decoder_rows=decoder_rows,
-        encoder_floor=state.encoder_floor,
-        decoder_floor=decoder_floor,
-        write_from=sequence.cached_tokens,
-    )
+    rows.proposals.append(chunk.proposal)
+    run = _run_of(sequence, state, start, stop, decoder_rows, is_replay=is_replay)
     rows.steps.append(
         RequestStep(
             request_id=sequence.request_id,
@@ -114,38 +174,66 @@ def _add(
             cached_tokens=sequence.cached_tokens if sequence.is_first_step else 0,
             cached_blocks=dict(sequence.cached_blocks) if sequence.is_first_step else {},
             cache_reason=sequence.cache_reason if sequence.is_first_step else None,
+            drafts_proposed=0 if chunk.proposal is None else len(chunk.proposal),
         )
     )
 
 
-def run(model: DeepseekV41, rows: StepRows, vocab_size: int) -> list[tuple[Sequence, Tensor]]:
-    """Run the model over the rows of a step; return each sequence that gets a token with the logits [V] for it.
+def _run_of(
+    sequence: Sequence, state: SequenceState, start: int, stop: int, decoder_rows: int, *, is_replay: bool
+) -> Run:
+    return Run(
+        start=start,
+        stop=stop,
+        decoder_rows=decoder_rows,
+        encoder_floor=state.encoder_floor,
+        decoder_floor=stop - decoder_rows if is_replay else state.decoder_floor,
+        write_from=sequence.cached_tokens,
+    )
+
+
+def run(model: DeepseekV41, rows: StepRows, vocab_size: int, *, wants_taps: bool = False) -> list[Candidate]:
+    """Run the model over the rows of a step; return what every sequence gets, in the order of their spans.
 
     Args:
         model: moves every state on.
         rows: see `lay_out`.
         vocab_size: ids from here on have no token; their logits are cut off.
+        wants_taps: also give the drafter's taps.
 
     State: adds prompt log-probabilities to the sequences that want them.
     """
-    wants = [_wants_prompt(sequence, step) for sequence, step in zip(rows.sequences, rows.steps, strict=True)]
     watched = [span.state for span, sequence in zip(rows.spans, rows.sequences, strict=True) if sequence.wants_xray]
     rows.probe = ReadsProbe(model.plan, model.config.window, watched) if watched else None
-    output = model.forward(rows.spans, wants_all_logits=any(wants), probe=rows.probe)
+    counts = [_logit_rows(sequence, step) for sequence, step in zip(rows.sequences, rows.steps, strict=True)]
+    output = model.forward(rows.spans, logit_rows=counts, wants_taps=wants_taps, probe=rows.probe)
     logits, found = output.logits[:, :vocab_size], []
-    offset = 0
+    offset = first_tap = 0
     for place, sequence in enumerate(rows.sequences):
         step = rows.steps[place]
-        if step.decoder_rows == 0:
-            continue
-        count = step.decoder_rows if any(wants) else 1
-        mine = logits[offset : offset + count]
-        offset += count
-        if wants[place]:
+        mine = logits[offset : offset + counts[place]]
+        taps = None if output.taps is None else output.taps[first_tap : first_tap + step.decoder_rows]
+        offset, first_tap = offset + counts[place], first_tap + step.decoder_rows
+        if step.decoder_rows and _wants_prompt(sequence, step):
             _note_prompt(sequence, step, mine)
-        if rows.samples[place]:
-            found.append((sequence, mine[-1]))
+        verified = 1 + step.drafts_proposed
+        found.append(
+            Candidate(
+                sequence=sequence,
+                place=place,
+                logits_RV=mine[len(mine) - verified :] if rows.samples[place] else mine[:0],
+                proposal=rows.proposals[place],
+                taps=taps,
+            )
+        )
     return found
+
+
+def _logit_rows(sequence: Sequence, step: RequestStep) -> int:
+    """Return how many of a span's last rows logits are needed for."""
+    if _wants_prompt(sequence, step):
+        return step.decoder_rows
+    return min(step.decoder_rows, 1 + step.drafts_proposed)
 
 
 def note_xrays(rows: StepRows, step: int, began: float) -> None:

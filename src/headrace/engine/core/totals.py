@@ -87,14 +87,16 @@ class Totals:
             self.counts.add(step.counts)
             if step.kind == "prefill":
                 self.prompt_tokens += count - step.counts.reencoded_rows
-            if step.drafts_proposed:
-                self.drafts += 1
-                self.drafted_tokens += step.drafts_proposed
-                self.accepted_tokens += step.drafts_accepted
-                self.accepted_by_position.update(range(step.drafts_accepted))
         total = sum(step.stop - step.start for step in steps)
         self.row_sum += total
         self.rows[next((bound for bound in ROW_BOUNDS if total <= bound), None)] += 1
+
+    def add_drafts(self, proposed: int, accepted: int) -> None:
+        """Add one round of one sequence."""
+        self.drafts += 1
+        self.drafted_tokens += proposed
+        self.accepted_tokens += accepted
+        self.accepted_by_position.update(range(accepted))
 
     def add_time(self, seconds: float) -> None:
         """Add a step that had rows, when it is over."""

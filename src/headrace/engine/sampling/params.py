@@ -51,6 +51,8 @@ class SamplingParams:
         resume: "exact" or "replay" from cached prefixes; None is the engine's choice.
         mode: "full" or "replay" prefill; None is the engine's choice.
         cache_salt: cached prefixes are shared only between requests of the same salt.
+        acceptance: how drafted tokens are judged where the temperature is above 0: "keyed" gives the answer that the
+            seed gives without drafts; "block" keeps more of them, and the answer is another draw of the distribution.
         xray: tell with every event what was computed and where attention read from (`headrace.engine.core.xray`).
     """
 
@@ -79,6 +81,7 @@ class SamplingParams:
     mode: Literal["full", "replay"] | None = None
     cache_salt: str | None = None
     xray: bool = False
+    acceptance: Literal["keyed", "block"] = "keyed"
 
     def __post_init__(self) -> None:
         """Check every value, and keep lists as tuples.
@@ -145,6 +148,8 @@ def _check_choices(params: SamplingParams) -> None:
         value = getattr(params, name)
         if value is not None and value not in accepted:
             raise UserError(f"{name} is {value!r}; accepted are {', '.join(map(repr, accepted))} and None", param=name)
+    if params.acceptance not in ("keyed", "block"):
+        raise UserError(f"acceptance is {params.acceptance!r}; accepted are 'keyed' and 'block'", param="acceptance")
     if params.structured is not None and not isinstance(params.structured, Structured):
         raise UserError(
             f"structured is a {type(params.structured).__name__}; accepted is a Structured or None", param="structured"

@@ -1,5 +1,6 @@
 """DSpark draft module of the cached path: context rings fed by taps, one parallel block, a sequential head."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,15 @@ class Proposal:
     ids: Tensor
     logits: Tensor
     confidence: Tensor
+
+
+@dataclass(frozen=True)
+class Guess:
+    """One drafted token, the raw logit of its confidence, and its float32 logits [V]."""
+
+    token_id: int
+    confidence: float
+    logits_V: Tensor
 
 
 class Drafter:
@@ -63,6 +73,36 @@ class Drafter:
     @torch.inference_mode()
     def propose(self, state: SequenceState, token_id: int) -> Proposal:
         """Draft greedily after the newest observed position, whose sampled next token is `token_id`."""
+        found = list(self.guesses(state, token_id, lambda logits_V: int(logits_V.argmax())))
+        confidence = torch.tensor([guess.confidence for guess in found], dtype=torch.float32)
+        ids = torch.tensor([guess.token_id for guess in found])
+        return Proposal(ids, torch.stack([guess.logits_V for guess in found]), confidence)
+
+    def guesses(self, state: SequenceState, token_id: int, pick: Callable[[Tensor], int | None]) -> Iterator["Guess"]:
+        """Draft after the newest observed position, one guess after the other.
+
+        Args:
+            state: the sequence; nothing in it changes.
+            token_id: the token that was sampled at the newest observed position.
+            pick: chooses a token from float32 logits [V]; None ends the draft.
+        """
+        with torch.inference_mode():
+            hidden_XD = self._hidden(state, token_id)
+            base = linear_fp32(
+                rms_norm(hidden_XD, self._weights.norm, self._config.norm_eps),
+                self._parameters.head,
+                self._config.vocab_size,
+            )
+            previous = token_id
+            for place in range(hidden_XD.shape[0]):
+                guess = self._guess(hidden_XD[place : place + 1], base[place : place + 1], previous, pick)
+                if guess is None:
+                    return
+                previous = guess.token_id
+                yield guess
+
+    def _hidden(self, state: SequenceState, token_id: int) -> Tensor:
+        """Return the block's hidden states [X, D] before the final norm."""
         config, draft = self._config, self._draft
         newest = state.draft_rings[0].end - 1
         device = self._parameters.embed.device
@@ -77,7 +117,7 @@ class Drafter:
             ring = state.draft_rings[stage]
             context = ring.read(max(ring.oldest, newest - config.window + 1), newest + 1)
             x, pre = self._block(layer, x, pre, context, turn)
-        return self._sequential_head(collapse(x, pre), token_id)
+        return collapse(x, pre)
 
     def _block(self, layer: LayerWeights, x: Tensor, pre: Tensor, context: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
         config = self._config
@@ -90,20 +130,18 @@ class Drafter:
         done = finish_layer(layer, x, attn_mix, out, None, router=self._router, config=config)
         return done.x_TMD, done.pre_TM
 
-    def _sequential_head(self, y_XD: Tensor, token_id: int) -> Proposal:
-        """Turn the block's hidden states into tokens, one after the other.
+    def _guess(
+        self, hidden_1D: Tensor, base_1V: Tensor, previous: int, pick: Callable[[Tensor], int | None]
+    ) -> "Guess | None":
+        """Turn one hidden state into a token, given the token before.
 
         Source: spec section 3.11, steps 3 to 5; confidence reads the hidden state before the norm.
         """
-        weights, vocab_size = self._weights, self._config.vocab_size
-        base = linear_fp32(rms_norm(y_XD, weights.norm, self._config.norm_eps), self._parameters.head, vocab_size)
-        previous, ids, logits, confidence = token_id, [], [], []
-        for place in range(y_XD.shape[0]):
-            embedded = weights.markov_embed[previous : previous + 1]
-            row = base[place : place + 1] + linear_fp32(embedded, weights.markov_head, vocab_size)
-            features = torch.cat([y_XD[place : place + 1], embedded], 1)
-            confidence.append(linear_fp32(features, weights.confidence, 1)[0])
-            previous = int(row.argmax())
-            ids.append(previous)
-            logits.append(row)
-        return Proposal(torch.tensor(ids), torch.cat(logits), torch.cat(confidence))
+        weights = self._weights
+        embedded = weights.markov_embed[previous : previous + 1]
+        row = base_1V + linear_fp32(embedded, weights.markov_head, self._config.vocab_size)
+        token_id = pick(row[0])
+        if token_id is None:
+            return None
+        confidence = linear_fp32(torch.cat([hidden_1D, embedded], 1), weights.confidence, 1)
+        return Guess(token_id, float(confidence), row[0])
