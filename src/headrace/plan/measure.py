@@ -40,7 +40,7 @@ def measure(path: Path, tokens: int) -> dict[str, Live]:
     high = facts.max_positions - _SUFFIX - 2
     if facts.encoder_layers is None or not low < tokens <= high:
         raise UserError(f"--tokens is {tokens}; {low + 1} to {high} are accepted for {path}.", param="tokens")
-    with LLM(path, resume="replay", snapshot_bytes=0, trace_steps=100_000) as llm:
+    with LLM(path, resume="replay", snapshot_bytes=0, drafting="off", trace_steps=100_000) as llm:
         run = _Run(llm, tokens + _SUFFIX)
         full = run.prompt(tokens, "full", "full")
         short = run.prompt(low, "replay", "short")
