@@ -112,6 +112,10 @@ class RowStore:
         layer_ids = [source.layer_id for source in self.sources]
         return Collected(len(keys), layer_ids, list(parts.values()))
 
+    def allow_ahead(self, max_ahead: int) -> None:
+        """Keep at least this many announced tokens."""
+        self._max_ahead = max(self._max_ahead, max_ahead)
+
     def forget(self) -> None:
         """Give up everything announced."""
         while self._ahead:

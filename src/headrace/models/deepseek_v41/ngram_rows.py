@@ -36,12 +36,7 @@ class NgramMemory:
         Raises:
             UserError: a token id is outside the token map; where not tolerant, a row is damaged or cannot be read.
         """
-        compressed, row_ids = [], []
-        for span in spans:
-            ids = self.addressing.compress(span.token_ids, span.images.is_image_T if span.images else None)
-            row_ids.append(self.addressing.row_ids(self.addressing.history(ids, span.state.previous_ids)))
-            compressed.append(ids)
-        joined = np.concatenate(row_ids)
+        compressed, joined = self._row_ids(spans)
         if self.store is None:
             places = {layer_id: place for place, layer_id in enumerate(self.tables)}
             ready = {
@@ -58,27 +53,44 @@ class NgramMemory:
             raise rows.faults[min(rows.faults)]
         return rows
 
-    def announce(self, token_ids: Sequence[np.ndarray], previous_ids: Sequence[np.ndarray]) -> None:
-        """Start to fetch the rows of tokens that will run later.
+    def announce(self, spans: Sequence[Span]) -> None:
+        """Start to fetch the rows of the spans' tokens, which will run later.
 
         Args:
-            token_ids: runs of consecutive tokens, [n] int64 each; of different sequences, or not.
-            previous_ids: the [lookback] compressed ids before each run.
+            spans: tokens that follow what their states hold now.
 
         Raises:
             UserError: a token id is outside the token map.
         """
-        if self.store is None or not token_ids:
+        if self.store is None or not spans:
             return
-        compressed = [self.addressing.compress(ids) for ids in token_ids]
-        self.announce_compressed(compressed, previous_ids)
+        self.store.announce(self._row_ids(spans)[1])
 
-    def announce_compressed(self, compressed: Sequence[np.ndarray], previous_ids: Sequence[np.ndarray]) -> None:
-        """Do the same for compressed ids."""
-        if self.store is None or not compressed:
+    def announce_part(self, token_ids: np.ndarray, skip: int, is_image: np.ndarray | None) -> None:
+        """Start to fetch the rows of a part of a prompt.
+
+        Args:
+            token_ids: [skip + n] the part, and before it the tokens that its n-grams look back on.
+            skip: how many those are: `lookback`, or all from the start of the sequence.
+            is_image: [skip + n] bool, the image tokens; None without any.
+
+        Raises:
+            UserError: a token id is outside the token map.
+        """
+        if self.store is None:
             return
-        steps = [self.addressing.history(ids, previous) for ids, previous in zip(compressed, previous_ids, strict=True)]
-        self.store.announce(self.addressing.row_ids(np.concatenate(steps)))
+        history = self.addressing.history(self.addressing.compress(token_ids, is_image), self.addressing.fresh())
+        self.store.announce(self.addressing.row_ids(history[skip:]))
+
+    def _row_ids(self, spans: Sequence[Span]) -> tuple[list[np.ndarray], np.ndarray]:
+        """Return the compressed ids of every span, and the row numbers [T, layers, C] of all their tokens."""
+        compressed = [
+            self.addressing.compress(span.token_ids, span.images.is_image_T if span.images else None) for span in spans
+        ]
+        steps = [
+            self.addressing.history(ids, span.state.previous_ids) for ids, span in zip(compressed, spans, strict=True)
+        ]
+        return compressed, self.addressing.row_ids(np.concatenate(steps))
 
 
 @dataclass
