@@ -1,0 +1,69 @@
+"""`headrace calibrate`: the shipped draft is fitted and judged, the file is what serving reads, and refusals."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from headrace import cli
+from headrace.checkpoint.weights_digest import weights_digest
+from headrace.core.shipped import SHIPPED_MODEL
+from headrace.engine.drafting.temperatures import TEMPERATURES_NAME, read_temperatures
+from tests.factories import tiny_checkpoint
+
+
+def test_the_shipped_draft_is_fitted_to_its_calibration_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "found.json"
+    assert cli.main(["calibrate", "--out", str(out), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document == json.loads(out.read_text())
+    assert len(document["temperatures"]) == len(document["ece"]["after"]) == 5
+    assert document["source"] == "calibration.safetensors"
+    assert sum(document["rows"].values()) == 2210
+    assert sum(document["documents"].values()) == 26
+    scale = read_temperatures(out, 5, weights_digest(SHIPPED_MODEL))
+    assert list(scale.temperatures) == document["temperatures"]
+
+
+def test_the_shipped_temperatures_belong_to_the_shipped_draft_and_lower_its_error() -> None:
+    path = SHIPPED_MODEL / TEMPERATURES_NAME
+    read_temperatures(path, 5, weights_digest(SHIPPED_MODEL))
+    errors = json.loads(path.read_text())["ece"]["mean"]
+    assert errors["after"] <= 0.03 < errors["without_offsets"] < errors["before"]
+
+
+def test_lines_say_the_error_before_and_after(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["calibrate", str(SHIPPED_MODEL), "--out", str(tmp_path / "found.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("calibration.safetensors: fitted to ")
+    assert [line.split(":")[0] for line in lines[1:6]] == [f"draft {place}" for place in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{bare}", "--out", "{tmp}/a.json"], "calibration.safetensors does not exist"),
+        (["{tmp}/nothing", "--out", "{tmp}/a.json"], "is not a folder"),
+        (["--out", "{tmp}/no/a.json"], "its folder does not exist"),
+        (["--out", "{tmp}"], "is not a regular file"),
+        (["--out", "{tmp}/a.json", "--text", "{tmp}/none.jsonl"], "none.jsonl"),
+        (["--out", "{tmp}/a.json", "--text", "{tmp}/none.jsonl", "--threads", "0"], "threads"),
+        (["{damaged}", "--out", "{tmp}/a.json"], "cannot be read as a safetensors file"),
+        ([], "--out"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused(
+    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = tiny_checkpoint(tmp_path / "bare")
+    damaged = Path(shutil.copytree(bare, tmp_path / "damaged"))
+    (damaged / "calibration.safetensors").write_bytes(b"\x00" * 40)
+    names = {"tmp": str(tmp_path), "bare": str(bare), "damaged": str(damaged)}
+    assert cli.main(["calibrate", *(one.format(**names) for one in arguments)]) == 2
+    printed = capsys.readouterr()
+    assert words in printed.err
+    assert printed.err.count("\n") == 1
+    assert not (tmp_path / "a.json").exists()
