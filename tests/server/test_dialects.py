@@ -1,6 +1,7 @@
 """One conversation in three dialects, by official clients: the same prompt and tokens; six turns of tools."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -25,7 +26,11 @@ TURNS = 6
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.3, "seed": 9}])
 def test_three_dialects_give_the_same_tokens(served: Served, sampling: dict[str, Any]) -> None:
-    openai, anthropic = openai_of(served), anthropic_of(served)
+    with openai_of(served) as openai, anthropic_of(served) as anthropic:
+        compare(openai, anthropic, sampling)
+
+
+def compare(openai: Any, anthropic: Any, sampling: dict[str, Any]) -> None:
     system, texts = "Be brief.", ["def read(", "path):", "go on"]
     more = {"seed": 0, **sampling}
     chat = openai.chat.completions.create(
@@ -70,8 +75,7 @@ def test_three_dialects_give_the_same_tokens(served: Served, sampling: dict[str,
     assert counted.input_tokens == read
 
 
-def test_six_turns_of_tools_in_chat_read_from_the_cache_what_was_generated(served: Served) -> None:
-    client = openai_of(served)
+def in_chat(client: Any) -> int:
     messages: list[Any] = [user("Turn the wheel.")]
     before = 0
     for turn in range(TURNS):
@@ -97,10 +101,10 @@ def test_six_turns_of_tools_in_chat_read_from_the_cache_what_was_generated(serve
             {"role": "assistant", "content": None, "tool_calls": [back]},
             {"role": "tool", "tool_call_id": call.id, "content": f"turned {turn}"},
         ]
+    return before
 
 
-def test_six_turns_of_tools_in_responses_go_on_by_the_last_response(served: Served) -> None:
-    client = openai_of(served)
+def in_responses(client: Any) -> int:
     items: list[Any] = [user("Turn the wheel, please.")]
     last: str | None = None
     before = 0
@@ -122,10 +126,10 @@ def test_six_turns_of_tools_in_responses_go_on_by_the_last_response(served: Serv
         before = found.usage.input_tokens + found.usage.output_tokens
         last = found.id
         items = [{"type": "function_call_output", "call_id": call.call_id, "output": f"turned {turn}"}]
+    return before
 
 
-def test_six_turns_of_tools_in_messages(served: Served) -> None:
-    client = anthropic_of(served)
+def in_messages(client: Any) -> int:
     messages: list[Any] = [user("Turn the wheel now.")]
     before = 0
     for turn in range(TURNS):
@@ -146,3 +150,12 @@ def test_six_turns_of_tools_in_messages(served: Served) -> None:
         use = {"type": "tool_use", "id": call.id, "name": call.name, "input": dict(reversed(arguments.items()))}
         result = {"type": "tool_result", "tool_use_id": call.id, "content": json.dumps({"turned": turn})}
         messages += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    return before
+
+
+def test_six_turns_of_tools_read_from_the_cache_what_was_generated(served: Served) -> None:
+    """In chat with rewritten arguments, in responses from the last response on, in messages streamed; all at once."""
+    with ThreadPoolExecutor(3) as pool, openai_of(served) as openai, anthropic_of(served) as anthropic:
+        loops = [pool.submit(in_chat, openai), pool.submit(in_responses, openai), pool.submit(in_messages, anthropic)]
+        lengths = [loop.result() for loop in loops]
+    assert min(lengths) > 600

@@ -27,6 +27,8 @@ def test_examples_run(served: Served) -> None:
         with contextlib.redirect_stdout(io.StringIO()) as out:
             exec(compile(code, "docs/chat.md", "exec"), names)
         outputs.append(out.getvalue())
+    for name in ("client", "claude"):
+        names[name].close()
     assert len(outputs) == 5
     assert outputs[1].startswith('turn_wheel {"way": "')
     assert int(outputs[1].split("\n")[1].split()[0]) > 150

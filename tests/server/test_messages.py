@@ -1,6 +1,7 @@
 """Messages through Anthropic's client and a real server."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -13,8 +14,9 @@ NO_THINKING: Any = {"type": "disabled"}
 
 
 @pytest.fixture(scope="module")
-def client(served: Served) -> anthropic.Anthropic:
-    return anthropic_of(served)
+def client(served: Served) -> Iterator[anthropic.Anthropic]:
+    with anthropic_of(served) as found:
+        yield found
 
 
 def create(client: anthropic.Anthropic, **more: Any) -> Any:

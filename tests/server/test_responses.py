@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -14,8 +15,9 @@ NO_THINKING: Any = {"effort": "none"}
 
 
 @pytest.fixture(scope="module")
-def client(served: Served) -> openai.OpenAI:
-    return openai_of(served)
+def client(served: Served) -> Iterator[openai.OpenAI]:
+    with openai_of(served) as found:
+        yield found
 
 
 def create(client: openai.OpenAI, text: Any = "import os", **more: Any) -> Any:
@@ -119,8 +121,9 @@ def test_what_is_not_supported_is_refused_by_name(client: openai.OpenAI, field: 
 @pytest.mark.full
 def test_a_response_belongs_to_the_key_that_asked_for_it() -> None:
     with serving("--api-key", "one", "--api-key", "two", api_key="one") as served:
-        first, second = openai_of(served), openai_of(Served(**{**vars(served), "api_key": "two"}))
-        kept = create(first, reasoning=NO_THINKING, max_output_tokens=1)
-        assert first.responses.retrieve(kept.id).id == kept.id
-        with pytest.raises(openai.NotFoundError):
-            second.responses.retrieve(kept.id)
+        other = Served(**{**vars(served), "api_key": "two"})
+        with openai_of(served) as first, openai_of(other) as second:
+            kept = create(first, reasoning=NO_THINKING, max_output_tokens=1)
+            assert first.responses.retrieve(kept.id).id == kept.id
+            with pytest.raises(openai.NotFoundError):
+                second.responses.retrieve(kept.id)
