@@ -142,6 +142,79 @@ def test_what_is_no_json_ends_with_its_parameter() -> None:
     assert read(list(text))["calls"] == [["f", '{"days": Пять, "city": "Ulm"}']]
 
 
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_markup_in_reasoning_is_reasoning(size: int) -> None:
+    thinking = chat({"messages": [user("hi")], "tools": CHAT_TOOLS})
+    inside = "I write" + block(call("get_forecast", {"city": "Rome"})) + "so "
+    text = inside + "</think>" + block(call("get_forecast", {"city": "Ulm"}))
+    pieces = [text[place : place + size] for place in range(0, len(text), size)]
+    found = chat_deltas(told(thinking, texts(pieces))[0])
+    assert found["reasoning"] == inside
+    assert found["calls"] == [["get_forecast", '{"city": "Ulm"}']]
+
+
+FRAGMENTS = [
+    f"<{MARK}",
+    f"</{MARK}",
+    MARK,
+    " calls>\n",
+    "tool_calls>",
+    ' invoke name="f">\n',
+    ' invoke name="',
+    'invoke name="">',
+    ' parameter name="a" string="true">',
+    'parameter name="b" string="false">',
+    ' parameter name="c">',
+    " parameter>\n",
+    " invoke>\n",
+    ">",
+    "<",
+    "\n\n",
+    "text",
+    "</think>",
+    '{"x": 1}',
+    "水",
+]
+
+
+@pytest.mark.parametrize("dialect", ["chat", "responses", "messages"])
+def test_no_mixture_of_markup_shows_the_private_marker(dialect: str) -> None:
+    flat = {"type": "function", **CHAT_TOOLS[0]["function"]}
+    tool = {"name": "get_forecast", "input_schema": CHAT_TOOLS[0]["function"]["parameters"]}
+    for effort in ("none", "low"):
+        one = {
+            "chat": lambda effort=effort: chat(
+                {"messages": [user("hi")], "tools": CHAT_TOOLS, "reasoning_effort": effort}
+            ),
+            "responses": lambda effort=effort: responses(
+                {"input": "hi", "tools": [flat], "reasoning": {"effort": effort}}
+            ),
+            "messages": lambda effort=effort: messages(
+                {"messages": [user("hi")], "tools": [tool], "output_config": {"effort": effort}}
+            ),
+        }[dialect]()
+        for seed in range(150):
+            draw = random.Random(seed)
+            pieces = draw.choices(FRAGMENTS, k=draw.randint(1, 14))
+            events, answer = told(one, texts(pieces))
+            shown = json.dumps([event.data for event in events] + [answer.whole], ensure_ascii=False)
+            assert PRIVATE not in shown, pieces
+            assert "\ufdd0" not in shown, pieces
+
+
+def test_no_mixture_without_a_call_loses_text() -> None:
+    """But for a stray end of reasoning, which the parser takes out."""
+    num_texts = 0
+    for seed in range(600):
+        draw = random.Random(seed)
+        pieces = draw.choices(FRAGMENTS, k=draw.randint(1, 14))
+        found = read(pieces)
+        if not found["calls"]:
+            num_texts += 1
+            assert found["content"] == "".join(pieces).replace("</think>", "")
+    assert num_texts > 300
+
+
 def test_arguments_stream_as_they_form() -> None:
     text = block(call("get_forecast", {"city": "a long name of a city"}))
     events, _ = told(turn(), engine_events([*ids_of(text), 1]))

@@ -8,6 +8,7 @@ import deepseek_recipe as recipe
 from headrace.server.protocol.history import RawTurn, Said, raw_turn
 from headrace.server.protocol.logprobs import Logprobs
 from headrace.server.protocol.markup import Markup
+from headrace.server.protocol.segments import THINK_END
 
 if TYPE_CHECKING:
     from headrace.engine.core.events import TokenEvent
@@ -55,6 +56,7 @@ class AnswerStream:
         parsing = turn.parsing()
         stage = parsing.thinking_initial_stage
         self._is_reasoning = stage is not None and stage.starts_in_reasoning()
+        self._before_end = "" if self._is_reasoning else None  # the newest reasoning, until it is over
         self._markup = Markup(is_opened=parsing.starts_in_tool_calls) if parsing.parse_tool_calls else None
         self._parser = recipe.StreamProcessor(turn.generator(response_id, model), parsing)
         self._whole = self._kind(response_id, model, created, 0, 0)
@@ -73,7 +75,7 @@ class AnswerStream:
     def take(self, event: "TokenEvent", tokens: "ChatTokens", tokenizer: "Tokenizer") -> list[Event]:
         """Take a token of the engine, and its result with the last one; return the events that follow from it."""
         self._count(event, tokens, tokenizer)
-        text = event.text if self._markup is None else self._markup.push(event.text)
+        text = self._marked(event.text)
         if event.result is not None and self._markup is not None:
             text += self._markup.flush()
         found: list[Any] = []
@@ -108,6 +110,21 @@ class AnswerStream:
         """Return the tokens of a finished answer."""
         text = result.text if isinstance(result.stop, str) else None
         return raw_turn(self._turn.tail, result.token_ids, text, tokens)
+
+    def _marked(self, text: str) -> str:
+        """Return text as the parser is to see it: calls are told apart from text, but not inside the reasoning."""
+        if self._markup is None:
+            return text
+        if self._before_end is None:
+            return self._markup.push(text)
+        seen = self._before_end + text
+        end = seen.find(THINK_END)
+        if end < 0:
+            self._before_end = seen[-len(THINK_END) :]
+            return text
+        behind = end + len(THINK_END) - len(self._before_end)
+        self._before_end = None
+        return text[:behind] + self._markup.push(text[behind:])
 
     def _count(self, event: "TokenEvent", tokens: "ChatTokens", tokenizer: "Tokenizer") -> None:
         if event.token_id is None:
