@@ -203,7 +203,7 @@ def test_no_mixture_of_markup_shows_the_private_marker(dialect: str) -> None:
 
 
 def test_no_mixture_without_a_call_loses_text() -> None:
-    """But for a stray end of reasoning, which the parser takes out."""
+    """But for line ends it begins with and a stray end of reasoning, which the parser takes out."""
     num_texts = 0
     for seed in range(600):
         draw = random.Random(seed)
@@ -211,7 +211,8 @@ def test_no_mixture_without_a_call_loses_text() -> None:
         found = read(pieces)
         if not found["calls"]:
             num_texts += 1
-            assert found["content"] == "".join(pieces).replace("</think>", "")
+            text = "".join(pieces).replace("</think>", "")
+            assert found["content"].lstrip("\n") == text.lstrip("\n")
     assert num_texts > 300
 
 
