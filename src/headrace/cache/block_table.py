@@ -30,6 +30,11 @@ class BlockTable:
         return tuple(self._ids)
 
     @property
+    def index(self) -> Tensor:
+        """The blocks as int64 [n]."""
+        return self._index
+
+    @property
     def capacity(self) -> int:
         """Tokens that the blocks hold."""
         return len(self._ids) * BLOCK_TOKENS

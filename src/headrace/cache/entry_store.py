@@ -58,6 +58,16 @@ class EntryStore(ABC):
         """Return rows `low` .. `high` - 1 of a plane, uint8 [n, width]."""
 
     @property
+    def planes(self) -> tuple[Tensor, ...]:
+        """The buffers as they are now: value codes, value scales, key codes, key scales, uint8 [places, width]."""
+        return self._planes
+
+    @property
+    def block_rows(self) -> tuple[Tensor | None, int]:
+        """Block numbers int64 and rows per block; None where row j lies at place j."""
+        return None, 1
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one stored row, measured from the buffers."""
         return sum(plane.shape[1] * plane.element_size() for plane in self._planes)

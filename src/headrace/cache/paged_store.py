@@ -22,6 +22,11 @@ class PagedStore(EntryStore):
         super().__init__(shape.head_dim, shape.index_head_dim, ratio, table.pool.planes(source))
         self._table = table
 
+    @property
+    def block_rows(self) -> tuple[Tensor | None, int]:
+        """The table's blocks and how many rows each holds."""
+        return self._table.index, BLOCK_TOKENS // self.ratio
+
     def reserve(self, rows: int) -> None:
         """Check that the table's blocks hold `rows` rows in all.
 

@@ -1,6 +1,7 @@
 """Everything one sequence remembers between steps, and how each part goes back to an earlier length."""
 
 import hashlib
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -101,6 +102,11 @@ class SequenceState:
         self.encoder_floor = position
         for ring in self.encoder_rings:
             ring.restart(position)
+
+    @cached_property
+    def ring_addresses(self) -> np.ndarray:
+        """Where the backbone's rings lie: [layers, 2] int64 addresses of codes and scales, which never move."""
+        return np.array([[part.data_ptr() for part in ring.stored_bytes] for ring in self.rings], dtype=np.int64)
 
     @property
     def encoder_rings(self) -> list[WindowRing]:

@@ -69,6 +69,19 @@ class WindowRing:
         self._codes.index_copy_(0, slots, codes)
         self._scales.index_copy_(0, slots, scales)
 
+    def advance(self, first: int, low: int, count: int) -> None:
+        """Take `count` rows from position `first` on as stored, after rows from `low` on were read.
+
+        The bytes are put in place by whoever calls; only the newest `depth` rows stay.
+
+        Raises:
+            InternalError: `first` is not the position after the newest row, or row `low` is not held.
+        """
+        if first != self.end or low < self.oldest:
+            raise InternalError(f"window rows {low}..{first - 1} were read, {self.oldest}..{self.end - 1} are held")
+        self.end = first + count
+        self.oldest = max(self.oldest, self.end - self.depth)
+
     def read(self, low: int, high: int) -> Tensor:
         """Return rows `low` .. `high` - 1 as bfloat16 [n, H].
 

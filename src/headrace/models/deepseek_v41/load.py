@@ -1,18 +1,20 @@
 """Opens a checkpoint folder: configuration, weights, tokenizer, n-gram addressing, model."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from headrace.core.errors import CheckpointError
+from headrace.kernels.native.choice import choose
 from headrace.memory.addressing import Addressing
 from headrace.memory.row_source import SourceName
 from headrace.models.deepseek_v41.config import Config, load_config
 from headrace.models.deepseek_v41.model import DeepseekV41, Numerics
 from headrace.models.deepseek_v41.ngram_sources import DEFAULT_WORKERS, check_settings, open_store
 from headrace.models.deepseek_v41.parameters import build_parameters
+from headrace.models.deepseek_v41.tiled import unsupported
 from headrace.models.deepseek_v41.weights import load_weights
 from headrace.text.token_map import build_token_map
 from headrace.text.tokenizer import Tokenizer
@@ -86,13 +88,16 @@ def load_model(
         engram="memory" if options.ngram_source == "memory" else "mmap",
         progress=progress,
     )
-    parameters = build_parameters(weights, config, options.device, options.numerics.dtype)
+    numerics = options.numerics
+    choice = choose(numerics.kernels)
+    if choice.native:
+        choice = choice.without(unsupported(config, options.device, numerics.dtype))
+        numerics = replace(numerics, kernels=choice.id)
+    parameters = build_parameters(weights, config, options.device, numerics.dtype, choice)
     store = None
     if addressing is not None:
         store = open_store(weights, options.ngram_source, options.ngram_cache_bytes, options.ngram_workers)
-    model = DeepseekV41(
-        config, parameters, addressing, device=options.device, numerics=options.numerics, row_store=store
-    )
+    model = DeepseekV41(config, parameters, addressing, device=options.device, numerics=numerics, row_store=store)
     return Loaded(model, tokenizer)
 
 

@@ -5,7 +5,7 @@ on all rows, and the decoder on the rows that each span asks for (all of them, o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -15,17 +15,19 @@ from headrace.cache.sequence_state import SequenceState
 from headrace.cache.state_shape import StateShape
 from headrace.core.errors import CapacityError, UserError
 from headrace.kernels.block_quant import fake_q8
+from headrace.kernels.native.choice import choose
 from headrace.kernels.ngram_gate import inject
 from headrace.kernels.product import linear, linear_fp32
 from headrace.kernels.rms_norm import rms_norm
 from headrace.kernels.stream_mix import collapse
 from headrace.memory.addressing import Addressing
 from headrace.memory.row_store import RowStore
-from headrace.models.deepseek_v41.attention import Frequencies, LayerAttention
+from headrace.models.deepseek_v41.attention import Frequencies
 from headrace.models.deepseek_v41.batch import Output, Rows, Span, Work, flatten, keep_tails
-from headrace.models.deepseek_v41.block import finish_layer, half_input, half_mixes, live_router
 from headrace.models.deepseek_v41.config import Config
+from headrace.models.deepseek_v41.native_attention import Shared
 from headrace.models.deepseek_v41.ngram_rows import NgramMemory, NgramRows
+from headrace.models.deepseek_v41.operations import choose_operations
 from headrace.models.deepseek_v41.parameters import LayerWeights, Parameters
 from headrace.models.deepseek_v41.plan import build_plan
 from headrace.models.deepseek_v41.probe import Probe
@@ -37,17 +39,19 @@ class Numerics:
     """Named numerics of a model.
 
     `is_fp32_index`: float32 index scores instead of the vendor's bfloat16 rounding.
+    `kernels`: which operations native kernels do, as `kernels/native/choice.py` reads it.
     `dtype` is that of activations and dense weights: bfloat16 as trained, or float32 for study (the quantisers stay).
     """
 
     is_fp32_index: bool = False
     dtype: torch.dtype = torch.bfloat16
+    kernels: str = "torch"
 
     @property
     def name(self) -> str:
         """Identity of the numerics; answers are the same bits only for the same name."""
         activations = "" if self.dtype == torch.bfloat16 else f"-{str(self.dtype).removeprefix('torch.')}"
-        return f"torch-{'fp32' if self.is_fp32_index else 'bf16'}idx{activations}-1"
+        return f"{self.kernels}-{'fp32' if self.is_fp32_index else 'bf16'}idx{activations}-1"
 
 
 @dataclass
@@ -68,6 +72,7 @@ class _Pass:
     work: Work
     probe: Probe | None
     has_produced: bool = False
+    shared: Shared = field(default_factory=Shared)
 
     def keep(self, rows: Rows, index: Tensor) -> None:
         """Go on with the rows at `index` only."""
@@ -97,10 +102,10 @@ class DeepseekV41:
         self.numerics = numerics
         self.plan = build_plan(config)
         self.frequencies = Frequencies.build(config, device)
-        self._attention = [LayerAttention(layer, config, self.frequencies) for layer in parameters.layers]
+        choice = choose(numerics.kernels)
+        self._operations = [choose_operations(layer, config, self.frequencies, choice) for layer in parameters.layers]
         tables = {layer.plan.id: layer.ngram.table for layer in parameters.layers if layer.ngram is not None}
         self.memory = None if addressing is None else NgramMemory(addressing, tables, row_store)
-        self._router = live_router(config.experts_per_token, config)
         self._taps = config.draft.tap_layers if config.draft else ()
 
     @property
@@ -249,8 +254,8 @@ class DeepseekV41:
         x_TMD, pre_TM = run.x_TMD, run.pre_TM
         if run.probe is not None:
             x_TMD, pre_TM = run.probe.producer_input(layer.plan.id, run.rows, x_TMD, pre_TM)
-        u_TD = half_input(x_TMD, pre_TM, layer.attn_norm, self.config)
-        self._attention[layer.plan.id].produce(run.rows, u_TD)
+        operations = self._operations[layer.plan.id]
+        operations.attention.produce(run.rows, operations.attn_input(x_TMD, pre_TM))
         run.has_produced = True
         run.work.producer_rows += dropped
         run.keep(*keep_tails(run.rows, counts))
@@ -262,26 +267,27 @@ class DeepseekV41:
             run.x_TMD, run.pre_TM = probe.layer_input(layer_id, rows, run.x_TMD, run.pre_TM)
         if layer_id in self._taps:
             run.taps.append(run.x_TMD.float().mean(1).to(run.x_TMD.dtype))
-        attn_mix = half_mixes(run.x_TMD, layer.attn_mix, config)
-        u_TD = half_input(run.x_TMD, run.pre_TM, layer.attn_norm, config)
-        attention = self._attention[layer_id]
+        operations = self._operations[layer_id]
+        attn = operations.open_attn(run.x_TMD, run.pre_TM)
         if layer.plan.role == "full" and not (layer_id == config.cut and run.has_produced):
-            attention.produce(rows, u_TD)
+            operations.attention.produce(rows, attn.u_TD)
         is_fp32 = self.numerics.is_fp32_index
-        out_TD = attention.run(rows, u_TD, run.published, run.work, is_fp32_index=is_fp32)
-        done = finish_layer(layer, run.x_TMD, attn_mix, out_TD, rows.is_image, router=self._router, config=config)
-        run.x_TMD, run.pre_TM = done.x_TMD, done.pre_TM
+        out_TD = operations.attend(rows, attn.u_TD, run.published, run.work, run.shared, is_fp32_index=is_fp32)
+        x_TMD = operations.expand(out_TD, run.x_TMD, attn)
+        ffn = operations.open_ffn(x_TMD, attn.pre_TM)
+        ffn_out = operations.experts(ffn.u_TD, rows.is_image)
+        run.x_TMD, run.pre_TM = operations.expand(ffn_out, x_TMD, ffn), ffn.pre_TM
         run.work.layer_rows += rows.count
         if probe is None:
             return
         for name, tensor in (
-            ("attn_in", u_TD),
+            ("attn_in", attn.u_TD),
             ("attn_out", out_TD),
-            ("ffn_in", done.ffn_in),
-            ("ffn_out", done.ffn_out),
+            ("ffn_in", ffn.u_TD),
+            ("ffn_out", ffn_out),
         ):
             probe.record(name, layer_id, rows, tensor)
-        probe.record("x_out", layer_id, rows, done.x_TMD)
+        probe.record("x_out", layer_id, rows, run.x_TMD)
         if layer.indexer is not None:
             blocks = run.published.blocks if layer.plan.has_candidates else None
             probe.record_selection(layer_id, rows, run.published.picked, blocks)

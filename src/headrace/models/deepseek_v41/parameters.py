@@ -13,10 +13,12 @@ from torch import Tensor
 from headrace.core.errors import InternalError
 from headrace.kernels.block_quant import decode_fp8_weight
 from headrace.kernels.grouped_experts import Expert, ExpertSet, PackedExperts, PackedMatrix
+from headrace.kernels.native.choice import Choice
 from headrace.kernels.product import pad_columns
 from headrace.memory.table import Table
 from headrace.models.deepseek_v41.config import Config
 from headrace.models.deepseek_v41.plan import LayerPlan, build_plan
+from headrace.models.deepseek_v41.tiled import HeldElsewhere, TiledLayer, tile_attention, tile_experts
 from headrace.models.deepseek_v41.weights import Weights
 
 
@@ -91,7 +93,10 @@ class NgramWeights:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer, backbone or draft."""
+    """One layer, backbone or draft.
+
+    What native kernels read is in `tiled`; the PyTorch matrices of those operations are empty then.
+    """
 
     plan: LayerPlan
     attn_norm: Tensor
@@ -103,6 +108,7 @@ class LayerWeights:
     indexer: IndexerWeights | None
     moe: MoeWeights
     ngram: NgramWeights | None
+    tiled: TiledLayer | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,10 @@ class Parameters:
 class _Source:
     """Hands out each loaded tensor once, moved to the device."""
 
-    def __init__(self, weights: Weights, config: Config, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, weights: Weights, config: Config, device: torch.device, dtype: torch.dtype, native: frozenset[str]
+    ) -> None:
+        self.native = native
         self._tensors = weights.tensors
         self.tables = weights.tables
         self._device = device
@@ -148,6 +157,14 @@ class _Source:
 
     def bytes(self, name: str) -> Tensor:
         return self.take(name).contiguous().view(torch.uint8)
+
+    def stored(self, name: str) -> Tensor:
+        """Hand out bytes of FP8 and FP4 matrices and their scales, and anything else as it is stored."""
+        tensor = self.take(name).contiguous()
+        return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+
+    def nothing(self) -> Tensor:
+        return torch.empty(0, dtype=self._dtype, device=self._device)
 
     def dense(self, name: str) -> Tensor:
         return self.take(name).to(self._dtype)
@@ -170,14 +187,18 @@ class _Source:
 
 
 def build_parameters(
-    weights: Weights, config: Config, device: torch.device, dtype: torch.dtype = torch.bfloat16
+    weights: Weights,
+    config: Config,
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
+    choice: Choice | None = None,
 ) -> Parameters:
-    """Convert loaded tensors to `Parameters`, emptying `weights.tensors`.
+    """Convert loaded tensors to `Parameters`, emptying `weights.tensors`; `choice` says what native kernels read.
 
     Raises:
         InternalError: a loaded tensor was not used.
     """
-    source = _Source(weights, config, device, dtype)
+    source = _Source(weights, config, device, dtype, choice.native if choice else frozenset())
     plans = build_plan(config)
     layers = tuple(_layer(source, f"layers.{plan.id}", plan, config) for plan in plans if not plan.is_draft)
     draft = _draft(source, config, plans) if source.has("mtp.0.main_norm.weight") else None
@@ -199,18 +220,55 @@ def build_parameters(
 
 
 def _layer(source: _Source, prefix: str, plan: LayerPlan, config: Config) -> LayerWeights:
+    tiled = None if plan.is_draft or not source.native else _tiled(source, prefix, plan, config)
+    has_attention = tiled is not None and tiled.attention is not None
+    has_experts = tiled is not None and tiled.experts is not None
     return LayerWeights(
+        tiled=tiled,
         plan=plan,
         attn_norm=source.fp32(f"{prefix}.attn_norm.weight"),
         ffn_norm=source.fp32(f"{prefix}.ffn_norm.weight"),
         attn_mix=_mix(source, f"{prefix}.hc_attn"),
         ffn_mix=_mix(source, f"{prefix}.hc_ffn"),
-        attention=_attention(source, f"{prefix}.attn", config),
+        attention=(_attention_norms if has_attention else _attention)(source, f"{prefix}.attn", config),
         compressor=_compressor(source, f"{prefix}.attn", plan),
-        indexer=_indexer(source, f"{prefix}.attn.indexer"),
-        moe=_moe(source, f"{prefix}.ffn", plan, config),
+        indexer=(
+            IndexerWeights(source.nothing(), source.nothing())
+            if has_attention and plan.role in ("full", "reindex")
+            else _indexer(source, f"{prefix}.attn.indexer")
+        ),
+        moe=_no_moe(source, config) if has_experts else _moe(source, f"{prefix}.ffn", plan, config),
         ngram=_ngram(source, f"{prefix}.engram", plan),
     )
+
+
+def _tiled(source: _Source, prefix: str, plan: LayerPlan, config: Config) -> TiledLayer:
+    attention = experts = None
+    if "attention" in source.native:
+        has_query = source.has(f"{prefix}.attn.indexer.wq_b.weight")
+        attention = tile_attention(source.stored, f"{prefix}.attn", config, has_index_query=has_query)
+    if "experts" in source.native:
+        experts = tile_experts(source.stored, f"{prefix}.ffn", plan, config.num_experts)
+    return TiledLayer(attention, experts)
+
+
+def _attention_norms(source: _Source, prefix: str, _: Config) -> AttentionWeights:
+    nothing = source.nothing()
+    return AttentionWeights(
+        q_a_kv=nothing,
+        q_norm=source.fp32(f"{prefix}.q_norm.weight"),
+        q_b=nothing,
+        kv_norm=source.fp32(f"{prefix}.kv_norm.weight"),
+        o_a=nothing,
+        o_b=nothing,
+        sink=source.fp32(f"{prefix}.attn_sink"),
+    )
+
+
+def _no_moe(source: _Source, config: Config) -> MoeWeights:
+    nothing = source.nothing()
+    held = HeldElsewhere(config.num_experts)
+    return MoeWeights(nothing, nothing, nothing, held, nothing, nothing)
 
 
 def _mix(source: _Source, prefix: str) -> MixWeights:

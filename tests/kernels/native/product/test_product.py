@@ -89,3 +89,14 @@ def test_a_row_of_another_width_is_refused(instruction_set: str) -> None:
     weights: Matrix = matrix(FP8, 32, 64)
     with pytest.raises(InternalError, match=r"bfloat16 \[T, 64\] is wanted"):
         Product(load(instruction_set), weights, is_quantised=True)(torch.zeros(1, 96).bfloat16())
+
+
+@on_every_instruction_set
+def test_several_matrices_take_neighbouring_columns(instruction_set: str) -> None:
+    library, parts = load(instruction_set), [matrix(FP8, 32, 64) for _ in range(3)]
+    x = torch.randn(5, 192).bfloat16()
+    found = Product(library, parts, is_quantised=False)(x)
+    apart = [
+        Product(library, part, is_quantised=False)(piece) for part, piece in zip(parts, x.split(64, 1), strict=True)
+    ]
+    assert torch.equal(found, torch.cat(apart, 1))

@@ -3,8 +3,8 @@
 One call serves all rows of a batch in one layer: it rotates the queries, reads the older window rows from the rings,
 attends, turns the result back and stores the new rows. `gather` decodes entries once for all layers that share them.
 
-Numerics: float32 scores: lane j of 16 takes columns 32 i + 2 j + 1, then 32 i + 2 j, in ascending i by multiply-adds that
-round once, lanes are added as a tree, then the scale. Keys stand in the order window positions, then picks, both
+Numerics: float32 scores: lane j of 16 takes columns 32 i + 2 j + 1, then 32 i + 2 j, in ascending i by multiply-adds
+that round once, lanes are added as a tree, then the scale. Keys stand in the order window positions, then picks, both
 ascending. Weights are relative to the largest score, or to the sink's where there is none; their total is a lane sum
 over the keys' places plus the sink's; bfloat16-rounded weights multiply values in the order of keys; the sum is divided
 by the total and rounded, turned back and rounded. Numbers below 2 ** -126 count as zero.
@@ -94,7 +94,7 @@ class Planes:
 
 
 def gather(library: Library, planes: Planes, picks: Tensor | None, count: int) -> Tensor:
-    """Decode entries to bfloat16 [count, H]: those picked (int64 [count], -1 leaves a row as it is), or the first ones."""
+    """Decode entries to bfloat16 [count, H]: those picked (int64, -1 leaves a row as it is), or the first ones."""
     width = 2 * planes.codes.shape[1]
     out = torch.empty((count, width), dtype=torch.bfloat16)
     job = GatherJob(

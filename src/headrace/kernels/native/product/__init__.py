@@ -3,7 +3,6 @@
 `x` [T, K] bfloat16 is rounded to Q8 on the way in (FP8 and FP4 linears) or taken as it is (bfloat16 linears, the
 grouped output projection, router, vocabulary head). A decoded weight lives in a register only.
 
-
 Numerics: products are exact in float32. A value is the sum over groups of 32 columns, ascending, of factor times group
 sum; the factor is the product of the activation's and the weight's power of two (one where nothing is scaled). A group
 sum starts at zero and takes column pairs in ascending order, of each pair the odd column first: that is the order of
@@ -14,15 +13,28 @@ Source: spec section 0.4.
 """
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from headrace.core.errors import InternalError
 from headrace.kernels.native.library import Library
-from headrace.kernels.native.tiles import Matrix
+from headrace.kernels.native.tiles import CMatrix, Matrix
 
-_FIELDS = ("matrix", "x", "out", "rows", "x_stride", "out_stride", "is_quantised", "result")
+_FIELDS = (
+    "matrix",
+    "x",
+    "out",
+    "rows",
+    "x_stride",
+    "out_stride",
+    "is_quantised",
+    "result",
+    "count",
+    "x_step",
+    "out_step",
+)
 
 
 class Job(ctypes.Structure):
@@ -32,12 +44,27 @@ class Job(ctypes.Structure):
 
 
 class Product:
-    """One matrix, ready to multiply; made once per matrix and used at every step."""
+    """One matrix, ready to multiply, or several of one shape that take neighbouring columns each.
 
-    def __init__(self, library: Library, matrix: Matrix, *, is_quantised: bool, is_float: bool = False) -> None:
-        self._matrix = matrix
-        self.rows, self.width = matrix.rows, matrix.width
-        self._job = Job(matrix=matrix.address, is_quantised=is_quantised, result=int(is_float))
+    Made once per matrix and used at every step.
+    """
+
+    def __init__(
+        self, library: Library, matrices: Matrix | Sequence[Matrix], *, is_quantised: bool, is_float: bool = False
+    ) -> None:
+        self._matrices = (matrices,) if isinstance(matrices, Matrix) else tuple(matrices)
+        first, count = self._matrices[0], len(self._matrices)
+        self._seen = (CMatrix * count)(*(matrix.seen for matrix in self._matrices))
+        self.rows, self.width = count * first.rows, count * first.width
+        self._job = Job(
+            matrix=ctypes.addressof(self._seen),
+            is_quantised=is_quantised,
+            result=int(is_float),
+            out_stride=self.rows,
+            count=count,
+            x_step=first.width,
+            out_step=first.rows,
+        )
         self._dtype = torch.float32 if is_float else torch.bfloat16
         self._address = ctypes.addressof(self._job)
         self._run = library.function("hr_product", 1)
@@ -50,17 +77,8 @@ class Product:
         """
         if x.dtype != torch.bfloat16 or x.shape[1] != self.width or x.stride(1) != 1:
             raise InternalError(f"rows to multiply are {x.dtype} {list(x.shape)}; bfloat16 [T, {self.width}] is wanted")
-        out = torch.empty((x.shape[0], self.rows), dtype=self._dtype)
-        self.into(x.data_ptr(), x.stride(0), x.shape[0], out.data_ptr(), self.rows)
-        return out
-
-    def into(self, x: int, x_stride: int, rows: int, out: int, out_stride: int) -> None:
-        """Multiply `rows` rows at address `x` and write to address `out`; nothing is checked.
-
-        Raises:
-            InternalError: there is no memory left.
-        """
-        job = self._job
-        job.x, job.x_stride, job.rows, job.out, job.out_stride = x, x_stride, rows, out, out_stride
+        job, out = self._job, torch.empty((x.shape[0], self.rows), dtype=self._dtype)
+        job.x, job.x_stride, job.rows, job.out = x.data_ptr(), x.stride(0), x.shape[0], out.data_ptr()
         if self._run(self._address):
             raise InternalError("there is no memory left for the rows of a product")
+        return out

@@ -1,7 +1,7 @@
 """Norm, rotation and rounding of the rows that the first projection gives: query latent and window entry.
 
 Numerics: norms as in `streams` (lane sums, one rounding); rotation of adjacent pairs in float32, products rounded
-before they are added, one rounding; then Q8 over the whole entry. Stored bytes and bfloat16 values are the same numbers.
+before they are added, one rounding; then Q8 over the whole entry. Stored bytes and bfloat16 values are equal.
 Source: spec section 3.3, steps 1 and 3.
 """
 

@@ -1,0 +1,71 @@
+"""Which operations native kernels do: parsed once, named in the numerics, explained by `headrace kernels`."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from headrace.core.errors import UserError
+from headrace.kernels.native.library import load, why_absent
+
+OPERATIONS: Final = MappingProxyType(
+    {
+        "mhc": "hyper-connections: statistic, coefficients, Sinkhorn, collapse and norm; expansion",
+        "attention": "projections, window rows, gather of entries, attention with a sink, output projection",
+        "experts": "router, routed FP4 experts, shared FP8 expert",
+    }
+)
+"""Operations that native kernels can do, in the order of a layer."""
+
+VARIABLE: Final = "HEADRACE_KERNELS"
+_ACCEPTED = "accepted are torch, native, auto, and native: with operations between commas, as native:mhc,experts"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What native kernels do: names of operations, and why the others are PyTorch's."""
+
+    native: frozenset[str]
+    reasons: Mapping[str, str]
+
+    @property
+    def id(self) -> str:
+        """The choice in a form that `choose` reads; part of the numerics' name."""
+        if not self.native:
+            return "torch"
+        if len(self.native) == len(OPERATIONS):
+            return "native"
+        return "native:" + ",".join(name for name in OPERATIONS if name in self.native)
+
+    def without(self, reasons: Mapping[str, str]) -> "Choice":
+        """Return the choice without the operations that are named with a reason."""
+        return replace(self, native=self.native - reasons.keys(), reasons={**self.reasons, **reasons})
+
+
+def wanted_kernels(given: str | None) -> str:
+    """Return what was asked for: the option, else the environment's variable, else PyTorch."""
+    return given or os.environ.get(VARIABLE) or "torch"
+
+
+def choose(wanted: str) -> Choice:
+    """Read a choice.
+
+    Raises:
+        UserError: it is not a choice, or native kernels are asked for by name and there are none.
+    """
+    kind, _, listed = wanted.partition(":")
+    names = [name.strip() for name in listed.split(",") if name.strip()] if listed else []
+    if kind not in ("torch", "native", "auto") or (listed and kind != "native") or wanted.endswith(":"):
+        raise UserError(f"kernels are {wanted!r}; {_ACCEPTED}", param="kernels")
+    for name in names:
+        if name not in OPERATIONS:
+            raise UserError(f"operation {name!r} has no native kernel; {', '.join(OPERATIONS)} have", param="kernels")
+    if kind == "torch":
+        return Choice(frozenset(), dict.fromkeys(OPERATIONS, "PyTorch was asked for"))
+    absent = why_absent()
+    if kind == "auto" and absent is not None:
+        return Choice(frozenset(), dict.fromkeys(OPERATIONS, absent))
+    load()  # says why not
+    native = frozenset(names or OPERATIONS)
+    return Choice(native, {name: "not among the operations asked for" for name in OPERATIONS if name not in native})

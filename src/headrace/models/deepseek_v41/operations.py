@@ -1,0 +1,135 @@
+"""Which implementation does each operation of a layer: PyTorch's kernels, or the native ones of `kernels/native`.
+
+The one owner of that choice. A layer's operations are looked up once, when the model is built.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from headrace.kernels.block_quant import fake_q8
+from headrace.kernels.native.choice import Choice
+from headrace.kernels.native.experts import Experts
+from headrace.kernels.native.library import Library, load
+from headrace.kernels.native.streams import Opened, Streams, collapse_norm, expand
+from headrace.kernels.stream_mix import Mixes
+from headrace.kernels.stream_mix import expand as torch_expand
+from headrace.models.deepseek_v41.attention import Frequencies, LayerAttention
+from headrace.models.deepseek_v41.batch import Rows, Work
+from headrace.models.deepseek_v41.block import experts_of, half_input, half_mixes, live_router
+from headrace.models.deepseek_v41.config import Config
+from headrace.models.deepseek_v41.native_attention import NativeAttention, Shared
+from headrace.models.deepseek_v41.parameters import LayerWeights, MixWeights
+from headrace.models.deepseek_v41.selection import Published
+
+Open = Callable[[Tensor, Tensor], Opened]
+"""Takes streams [T, M, D] and the pending pre-mix [T, M]; gives a half's input and coefficients."""
+Expand = Callable[[Tensor, Tensor, Opened], Tensor]
+"""Takes a half's output [T, D], the streams before it and its coefficients; gives the new streams."""
+RunExperts = Callable[[Tensor, Tensor | None], Tensor]
+"""Takes the half's input [T, D] and image marks [T]; gives its output [T, D]."""
+
+
+class Attend(Protocol):
+    """Attention of one layer over a batch."""
+
+    def __call__(
+        self, rows: Rows, u_TD: Tensor, published: Published, work: Work, shared: Shared, *, is_fp32_index: bool
+    ) -> Tensor:
+        """Return [T, D] and store the rows' window entries; index sources replace what is published."""
+        ...
+
+
+@dataclass(frozen=True)
+class LayerOperations:
+    """The operations of one layer.
+
+    `attention` is PyTorch's: it also produces global entries. `attn_input` gives the attention half's input alone.
+    """
+
+    attention: LayerAttention
+    attend: Attend
+    attn_input: Callable[[Tensor, Tensor], Tensor]
+    open_attn: Open
+    open_ffn: Open
+    expand: Expand
+    experts: RunExperts
+
+
+def choose_operations(layer: LayerWeights, config: Config, frequencies: Frequencies, choice: Choice) -> LayerOperations:
+    """Return the operations of one backbone layer."""
+    attention = LayerAttention(layer, config, frequencies)
+    library = load() if choice.native else None
+    native = choice.native
+    with_mhc = library if "mhc" in native else None
+    return LayerOperations(
+        attention=attention,
+        attend=_attend(layer, config, frequencies, attention, library if "attention" in native else None),
+        attn_input=_input(layer, config, with_mhc),
+        open_attn=_open(layer.attn_mix, layer.attn_norm, config, with_mhc),
+        open_ffn=_open(layer.ffn_mix, layer.ffn_norm, config, with_mhc),
+        expand=_expand(with_mhc),
+        experts=_experts(layer, config, library if "experts" in native else None),
+    )
+
+
+def _open(weights: MixWeights, norm: Tensor, config: Config, library: Library | None) -> Open:
+    if library is not None:
+        numbers = {"norm_eps": config.norm_eps, "eps": config.hc_eps}
+        iterations = config.sinkhorn_iterations
+        return Streams(library, weights.fn, weights.base, weights.scale, norm, iterations=iterations, **numbers).open
+
+    def open_half(x_TMD: Tensor, pre_TM: Tensor) -> Opened:
+        mixes = half_mixes(x_TMD, weights, config)
+        return Opened(half_input(x_TMD, pre_TM, norm, config), mixes.pre_TM, mixes.post_TM, mixes.comb_TMM)
+
+    return open_half
+
+
+def _input(layer: LayerWeights, config: Config, library: Library | None) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return what gives the attention half's input alone, without coefficients."""
+    norm, eps = layer.attn_norm, config.norm_eps
+    if library is not None:
+        return lambda x_TMD, pre_TM: collapse_norm(library, x_TMD, pre_TM, norm, eps)
+    return lambda x_TMD, pre_TM: half_input(x_TMD, pre_TM, norm, config)
+
+
+def _expand(library: Library | None) -> Expand:
+    if library is not None:
+        run = library.function("hr_streams_expand", 7)
+        return lambda half_TD, x_TMD, opened: expand(run, half_TD, x_TMD, opened)
+
+    def expand_half(half_TD: Tensor, x_TMD: Tensor, opened: Opened) -> Tensor:
+        return torch_expand(half_TD, x_TMD, Mixes(opened.pre_TM, opened.post_TM, opened.comb_TMM))
+
+    return expand_half
+
+
+def _experts(layer: LayerWeights, config: Config, library: Library | None) -> RunExperts:
+    per_token = config.experts_per_token
+    if library is not None and layer.tiled is not None and layer.tiled.experts is not None:
+        numbers = {"scale": config.route_scale, "limit": config.swiglu_limit}
+        return Experts(library, layer.tiled.experts, per_token=per_token, **numbers)
+    router = live_router(per_token, config)
+
+    def run(u_TD: Tensor, is_image: Tensor | None) -> Tensor:
+        return experts_of(u_TD, layer.moe, router(u_TD, layer.moe, is_image), config, fake_q8)
+
+    return run
+
+
+def _attend(
+    layer: LayerWeights, config: Config, frequencies: Frequencies, attention: LayerAttention, library: Library | None
+) -> Attend:
+    if library is not None and layer.tiled is not None and layer.tiled.attention is not None:
+        return NativeAttention(library, layer, layer.tiled.attention, config, frequencies).run
+
+    def attend(
+        rows: Rows, u_TD: Tensor, published: Published, work: Work, shared: Shared, *, is_fp32_index: bool
+    ) -> Tensor:
+        del shared
+        return attention.run(rows, u_TD, published, work, is_fp32_index=is_fp32_index)
+
+    return attend

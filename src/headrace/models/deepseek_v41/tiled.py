@@ -1,0 +1,120 @@
+"""Weights of a layer in the layout of native kernels: the stored bits in tiles, no decoded copy.
+
+Source: spec section 2.9; wo_a is FP8 in a checkpoint and is multiplied without rounding its input.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headrace.core.errors import InternalError
+from headrace.kernels.native.experts import ExpertMatrices
+from headrace.kernels.native.tiles import Matrix, tile_bf16, tile_fp4, tile_fp8
+from headrace.models.deepseek_v41.config import Config
+from headrace.models.deepseek_v41.plan import LayerPlan
+
+Take = Callable[[str], Tensor]
+"""Hands out a tensor of the checkpoint once, by name: bytes as uint8 for FP8 and FP4, otherwise as stored."""
+
+
+@dataclass(frozen=True)
+class TiledAttention:
+    """Attention: `q_a_kv` [R + H, D], `q_b` [Q H, R], `o_a` one [rank, in] per group, `o_b` [D, G rank].
+
+    Of an index source also the query side of the indexer: `index_q_b` [J I, R] and `head_weights` [J, D] bfloat16.
+    """
+
+    q_a_kv: Matrix
+    q_b: Matrix
+    o_a: tuple[Matrix, ...]
+    o_b: Matrix
+    index_q_b: Matrix | None
+    head_weights: Matrix | None
+
+
+@dataclass(frozen=True)
+class TiledLayer:
+    """What native kernels read of one layer; None where PyTorch does the operation."""
+
+    attention: TiledAttention | None
+    experts: ExpertMatrices | None
+
+
+class HeldElsewhere:
+    """Stands for routed experts that are in tiles only."""
+
+    dense: tuple[Tensor, Tensor] | None = None
+    elements = 0
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def gate_up(self, _: object) -> Tensor:
+        """Refuse.
+
+        Raises:
+            InternalError: always.
+        """
+        raise InternalError("experts of native kernels were asked for as PyTorch matrices")
+
+    down = gate_up
+
+
+def tile_attention(take: Take, prefix: str, config: Config, *, has_index_query: bool) -> TiledAttention:
+    """Tile one layer's attention matrices."""
+
+    def fp8(name: str) -> Matrix:
+        return tile_fp8(take(f"{prefix}.{name}.weight"), take(f"{prefix}.{name}.scale"))
+
+    low_rank, window = ((take(f"{prefix}.{name}.weight"), take(f"{prefix}.{name}.scale")) for name in ("wq_a", "wkv"))
+    codes, scales = take(f"{prefix}.wo_a.weight"), take(f"{prefix}.wo_a.scale")
+    rank = config.o_lora_rank
+    groups = tuple(
+        tile_fp8(codes[low : low + rank], scales[low // 32 : (low + rank) // 32].contiguous())
+        for low in range(0, config.o_groups * rank, rank)
+    )
+    return TiledAttention(
+        q_a_kv=tile_fp8(*(torch.cat(parts) for parts in zip(low_rank, window, strict=True))),
+        q_b=fp8("wq_b"),
+        o_a=groups,
+        o_b=fp8("wo_b"),
+        index_q_b=fp8("indexer.wq_b") if has_index_query else None,
+        head_weights=tile_bf16(take(f"{prefix}.indexer.weights_proj.weight")) if has_index_query else None,
+    )
+
+
+def tile_experts(take: Take, prefix: str, plan: LayerPlan, count: int) -> ExpertMatrices:
+    """Tile one layer's router and experts."""
+
+    def fp4(part: str) -> list[Matrix]:
+        names = [f"{prefix}.experts.{expert}.{part}" for expert in range(count)]
+        return [tile_fp4(take(f"{name}.weight"), take(f"{name}.scale")) for name in names]
+
+    shared = f"{prefix}.shared_experts"
+    gate_up = [torch.cat([take(f"{shared}.{name}.{part}") for name in ("w1", "w3")]) for part in ("weight", "scale")]
+    return ExpertMatrices(
+        router=tile_bf16(take(f"{prefix}.gate.weight")),
+        bias=take(f"{prefix}.gate.bias"),
+        image_bias=None if plan.is_draft else take(f"{prefix}.gate.bias_vl"),
+        gate=fp4("w1"),
+        up=fp4("w3"),
+        down=fp4("w2"),
+        shared_gate_up=tile_fp8(gate_up[0], gate_up[1]),
+        shared_down=tile_fp8(take(f"{shared}.w2.weight"), take(f"{shared}.w2.scale")),
+    )
+
+
+def unsupported(config: Config, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
+    """Return the operations that native kernels cannot do for a configuration, with reasons."""
+    if device.type != "cpu" or dtype != torch.bfloat16:
+        return dict.fromkeys(("mhc", "attention", "experts"), f"{dtype} on {device.type}; kernels do bfloat16 on CPUs")
+    found = {}
+    if config.num_streams != 4 or config.hidden_size % 16:
+        found["mhc"] = f"{config.num_streams} streams of width {config.hidden_size}; kernels do 4 of a multiple of 16"
+    if config.o_lora_rank % 32 or config.q_lora_rank % 32 or config.head_dim % 32 or config.block != 32:
+        found["attention"] = "a rank or head width that is no multiple of 32"
+    if config.expert_dim % 32 or config.block != 32:
+        found["experts"] = f"experts of width {config.expert_dim}; kernels do multiples of 32"
+    return found
