@@ -13,7 +13,7 @@ def told(result: Result) -> Result:
         timings=Timings(),
         work=Work(),
         cache_reason=None,
-        usage=replace(result.usage, cached_tokens=0),
+        usage=replace(result.usage, cached_tokens=0, cached_tokens_by_tier={}),
         alternatives=tuple(map(told, result.alternatives)),
     )
 
