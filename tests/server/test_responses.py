@@ -1,7 +1,11 @@
 """Responses through OpenAI's client and a real server: streams, kept responses, cancellation."""
 
+import contextlib
+import json
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -127,3 +131,26 @@ def test_a_response_belongs_to_the_key_that_asked_for_it() -> None:
             assert first.responses.retrieve(kept.id).id == kept.id
             with pytest.raises(openai.NotFoundError):
                 second.responses.retrieve(kept.id)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/responses", '{"input": "hi", "metadata": {"a": "\\ud800"}, "max_output_tokens": 1}'),
+        ("/responses", '{"input": [{"\\ud800": 1}]}'),
+        ("/chat/completions", '{"messages": [{"role": "user", "content": "\\ud800"}]}'),
+        ("/chat/completions", '{"messages": [{"role": "user", "\\ud800": 1}]}'),
+        ("/chat/completions", '{"messages": [], "\\ud800": 1}'),
+        ("/messages", '{"messages": [{"role": "user", "content": "\\ud800"}], "max_tokens": 1}'),
+        ("/messages", '{"messages": [{"role": "user", "content": [{"type": "\\ud800"}]}], "max_tokens": 1}'),
+        ("/chat/completions", '{"messages": ' + "[" * 5000 + "]" * 5000 + "}"),
+    ],
+)
+def test_half_characters_and_towers_of_brackets_are_refused(served: Served, path: str, body: str) -> None:
+    headers = {**served.headers, "content-type": "application/json"}
+    request = urllib.request.Request(f"{served.base_url}/v1{path}", body.encode(), headers)
+    with pytest.raises(urllib.error.HTTPError) as refusal, contextlib.closing(urllib.request.urlopen(request)):
+        pass
+    with refusal.value as answer:
+        assert answer.code == 400
+        assert json.load(answer)["error"]["message"]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from headrace.engine.images import PlacedImage
     from headrace.engine.result import Result
 
+_SHORT = 2048  # tokens of a conversation that are remembered where they are; more go to a thread
+
 
 @dataclass(frozen=True)
 class Job:
@@ -93,7 +95,11 @@ async def told(job: Job, answers: list[AnswerStream]) -> AsyncGenerator[tuple[in
             answer = answers[event.choice]
             found = answer.take(event, protocol.tokens, tokenizer)
             if event.result is not None:
-                remember(job, answer, event.result)
+                size = len(job.prompt_ids) + len(event.result.token_ids)
+                if size > _SHORT:
+                    await asyncio.to_thread(remember, job, answer, event.result)
+                else:
+                    remember(job, answer, event.result)
             if found:
                 yield event.choice, found
 

@@ -139,11 +139,18 @@ def refusal(error: Exception) -> Refusal:
 def body(error: Exception, dialect: Dialect) -> dict[str, Any]:
     """Return the JSON body of a refusal."""
     told = refusal(error)
+    message = whole(told.message)
     if dialect == "anthropic":
         kind = _ANTHROPIC_KINDS.get(told.status, "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": told.message}}
+        return {"type": "error", "error": {"type": kind, "message": message}}
     kind = "server_error" if told.status >= 500 else _OPENAI_KINDS.get(told.status, "invalid_request_error")
-    return {"error": {"message": told.message, "type": kind, "param": told.param, "code": told.code}}
+    param = None if told.param is None else whole(told.param)
+    return {"error": {"message": message, "type": kind, "param": param, "code": told.code}}
+
+
+def whole(text: str) -> str:
+    """Return a text that can be sent: half characters, which a body may hold as escapes, become question marks."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def response(error: Exception, dialect: Dialect) -> JSONResponse:

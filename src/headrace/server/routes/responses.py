@@ -75,6 +75,9 @@ async def create(body: ResponsesRequest, request: Request) -> Response:
 @router.get("/v1/responses/{response_id}")
 async def retrieve(response_id: str, request: Request, stream: bool | None = None) -> dict[str, Any]:
     """Return a response that was kept."""
+    for name in request.query_params:
+        if name != "stream":
+            raise UserError(f"{name[:40]} is not supported; a response is returned whole", param=name[:40])
     if stream:
         raise UserError("a response that is over is not streamed again; accepted is stream left out", param="stream")
     return state_of(request).protocol.responses.get(_tenant(request), response_id).response

@@ -1,5 +1,6 @@
 """The body of `POST /v1/responses`."""
 
+import json
 from typing import Any, Literal
 
 from pydantic import Field
@@ -88,7 +89,11 @@ class ResponsesRequest(Extensions):
         return _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     def echo(self) -> dict[str, Any]:
-        """Return what a response says of its request."""
+        """Return what a response says of its request.
+
+        Raises:
+            UserError: it holds half a character.
+        """
         found: dict[str, Any] = {
             "store": self.store is not False,
             "previous_response_id": self.previous_response_id,
@@ -99,6 +104,10 @@ class ResponsesRequest(Extensions):
         }
         if self.reasoning is not None:
             found["reasoning"] = {"effort": self.reasoning.effort, "summary": self.reasoning.summary}
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except (UnicodeEncodeError, RecursionError):
+            raise UserError("metadata or a key holds half a character, or too many brackets", "metadata") from None
         return found
 
     def wanted(self, cache_salt: str | None, before: list[dict[str, Any]]) -> Wanted:
