@@ -7,6 +7,7 @@ from headrace.engine.core.events import PrefillEvent, TokenEvent
 from headrace.engine.core.xray import merged_spans
 from headrace.models.deepseek_v41.plan import build_plan
 from tests.engine.core.serving import Client, core, params, prompt, tiny
+from tests.engine.core.test_drafts import Scripted, truth
 
 
 def told(engine, name: str, ids: list[int], **chosen: object) -> list[PrefillEvent | TokenEvent]:
@@ -75,3 +76,14 @@ def test_an_x_ray_changes_no_token_and_no_log_probability() -> None:
     last, plain = seen[-1].result, unseen[-1].result
     assert (last.token_ids, last.logprobs) == (plain.token_ids, plain.logprobs)
     assert all(event.xray is None for event in unseen)
+
+
+def test_tokens_of_one_verify_step_say_what_their_own_rows_read() -> None:
+    ids = prompt(300)
+    plain = [event for event in told(core(), "a", ids, xray=True, max_tokens=9) if isinstance(event, TokenEvent)]
+    drafter = Scripted(truth(ids, 9), [3, 1, 2])
+    drafted = told(core(drafter=drafter), "a", ids, xray=True, max_tokens=9)
+    tokens = [event for event in drafted if isinstance(event, TokenEvent)]
+    assert any(event.is_draft for event in tokens)
+    assert len({event.xray.step for event in tokens}) < len(tokens)
+    assert [event.xray.reads for event in tokens] == [event.xray.reads for event in plain]

@@ -52,7 +52,7 @@ class Answering:
                 is_guess = one.taken < len(one.guesses) and one.guesses[one.taken] == token_id
                 one.accepted += is_guess
                 one.sequence.drafts_accepted += is_guess
-                events += self._take(one.sequence, token_id, one.logits_RV[one.taken], is_guess=is_guess)
+                events += self._take(one, token_id, one.logits_RV[one.taken], is_guess=is_guess)
                 one.taken += 1
             live = [one for one in live if one.goes_on() and not one.sequence.is_over]
         return events
@@ -72,17 +72,19 @@ class Answering:
             is_guess = place < found.num_guessed
             one.accepted += is_guess
             sequence.drafts_accepted += is_guess
-            events += self._take(sequence, token_id, one.logits_RV[place], is_guess=is_guess)
+            events += self._take(one, token_id, one.logits_RV[place], is_guess=is_guess)
             one.taken += 1
             if sequence.is_over:
                 break
         return events
 
-    def over(self, sequence: Sequence, token_id: int | None, text: str, *, is_guess: bool = False) -> list[Event]:
-        """Tell an answer's end."""
+    def over(
+        self, sequence: Sequence, token_id: int | None, text: str, *, is_guess: bool = False, back: int = 0
+    ) -> list[Event]:
+        """Tell an answer's end; its last token came from the row `back` rows before the step's last one."""
         sequence.is_over = True
         result = sequence.result(self._numerics_name)
-        return [_event(sequence, token_id, text, result, is_guess=is_guess)]
+        return [_event(sequence, token_id, text, result, is_guess=is_guess, back=back)]
 
     def fail(self, sequence: Sequence, error: HeadraceError) -> list[Event]:
         """End a request with all its answers."""
@@ -96,8 +98,8 @@ class Answering:
         self._totals.failed += not isinstance(error, UserError) or isinstance(error, CheckpointError)
         return [ErrorEvent(request_id=name, kind=type(error).__name__, message=error.message, param=error.param)]
 
-    def _take(self, sequence: Sequence, token_id: int, logits_V: Tensor, *, is_guess: bool) -> list[Event]:
-        answer = sequence.answer
+    def _take(self, one: Candidate, token_id: int, logits_V: Tensor, *, is_guess: bool) -> list[Event]:
+        sequence, answer, back = one.sequence, one.sequence.answer, len(one.guesses) - one.taken
         try:
             text = answer.take(token_id, logits_V)
         except UserError as error:
@@ -106,9 +108,9 @@ class Answering:
         sequence.last_token = time.monotonic()
         sequence.first_token = sequence.first_token or sequence.last_token
         if answer.finish_reason is None:
-            return [_event(sequence, token_id, text, is_guess=is_guess)]
+            return [_event(sequence, token_id, text, is_guess=is_guess, back=back)]
         self._scheduler.finish(sequence.request_id, EndReason.STOP)
-        return self.over(sequence, token_id, text, is_guess=is_guess)
+        return self.over(sequence, token_id, text, is_guess=is_guess, back=back)
 
 
 def _is_exact(one: Candidate) -> bool:
@@ -118,7 +120,13 @@ def _is_exact(one: Candidate) -> bool:
 
 
 def _event(
-    sequence: Sequence, token_id: int | None, text: str, result: Result | None = None, *, is_guess: bool = False
+    sequence: Sequence,
+    token_id: int | None,
+    text: str,
+    result: Result | None = None,
+    *,
+    is_guess: bool = False,
+    back: int = 0,
 ) -> TokenEvent:
     is_token = token_id is not None
     logprob, alternatives = sequence.answer.newest_logprob if is_token else (None, ())
@@ -130,6 +138,6 @@ def _event(
         logprob=logprob,
         top_logprobs=alternatives,
         result=result,
-        xray=sequence.xray if is_token else None,
+        xray=sequence.xray.of_row(back) if is_token and sequence.xray is not None else None,
         is_draft=is_guess,
     )

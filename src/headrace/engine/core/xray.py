@@ -1,6 +1,7 @@
 """What one row's attention read, for requests that ask for it: layer by layer, as spans of token positions."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -9,6 +10,8 @@ from headrace.cache.sequence_state import SequenceState
 from headrace.engine.core.step_xray import Reads, Spans, StepXray
 from headrace.models.deepseek_v41.batch import Rows
 from headrace.models.deepseek_v41.plan import LayerPlan
+
+_MAX_VERIFIED = 16  # rows: more than a step verifies of one answer, fewer than a prefill chunk has
 
 __all__ = ["Reads", "ReadsProbe", "Spans", "StepXray", "merged_spans"]
 
@@ -39,15 +42,21 @@ class ReadsProbe:
         """Keep nothing of other tensors."""
 
     def record_selection(self, layer_id: int, rows: Rows, picked: list[Tensor], _blocks: list[Tensor] | None) -> None:
-        """Keep the last row's entries."""
+        """Keep the last row's entries, and those of every row where they are few: each may give a token."""
         for segment, picks in zip(rows.segments, picked, strict=True):
             for state, found in zip(self._states, self._found, strict=True):
                 if segment.state is state:
-                    position = segment.first + segment.count - 1
                     floor = state.decoder_floor if layer_id in self._decoder else state.encoder_floor
-                    first = max(floor, position + 1 - self._window)
-                    entries = merged_spans(picks[-1].cpu().numpy(), self._ratios[layer_id])
-                    found[layer_id] = Reads(window=(first, position + 1), entries=entries)
+                    last = segment.first + segment.count - 1
+                    count = segment.count if segment.count <= _MAX_VERIFIED else 1
+                    newest_first = [
+                        self._reads(layer_id, picks[-1 - back], last - back, floor) for back in range(count)
+                    ]
+                    found[layer_id] = replace(newest_first[0], earlier=tuple(newest_first[1:]))
+
+    def _reads(self, layer_id: int, picks: Tensor, position: int, floor: int) -> Reads:
+        first = max(floor, position + 1 - self._window)
+        return Reads(window=(first, position + 1), entries=merged_spans(picks.cpu().numpy(), self._ratios[layer_id]))
 
 
 def merged_spans(entries: np.ndarray, ratio: int) -> Spans:
