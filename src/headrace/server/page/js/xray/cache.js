@@ -1,6 +1,7 @@
 // What came from caches and tables instead of being computed: cached blocks by tier, replayed rows, n-gram rows.
 import { make, setStyle } from "../elements.js";
 import { say } from "../language.js";
+import { rowsOf } from "./fold.js";
 import { legend, PanelFrame } from "./panel_frame.js";
 
 const REASONS = ["nothing cached", "no window state", "full mode"];
@@ -40,8 +41,9 @@ export class Cache {
 
   updateNgram(state) {
     const perToken = state.model.ngram_rows_per_token ?? 0;
-    const rows = (state.encoderRows + state.decoded.length) * perToken;
-    const bytes = state.promptSum("ngram_bytes") + state.decoded.reduce((sum, token) => sum + token.counts.ngram_bytes, 0);
+    const { rounds } = state;
+    const rows = (state.encoderRows + rounds.reduce((sum, token) => sum + rowsOf(token), 0)) * perToken;
+    const bytes = state.promptSum("ngram_bytes") + rounds.reduce((sum, token) => sum + token.counts.ngram_bytes, 0);
     const key = bytes ? (perToken ? "ngram.sentence" : "ngram.sentence.bytes") : "ngram.none";
     say(this.ngram, key, { rows, per: perToken, size: { bytes } });
   }

@@ -96,16 +96,15 @@ export class XrayState {
     };
   }
 
+  // The rounds of the whole model: one token of each, for what belongs to the round.
+  get rounds() {
+    return [...new Map(this.decoded.map((token) => [token.step, token])).values()];
+  }
+
   drafts() {
-    const steps = new Map();
-    for (const token of this.decoded) steps.set(token.step, token);
-    let proposed = 0;
-    let accepted = 0;
-    for (const token of steps.values()) {
-      proposed += token.drafts_proposed ?? 0;
-      accepted += token.drafts_accepted ?? 0;
-    }
-    return { proposed, accepted, rounds: steps.size };
+    const { rounds } = this;
+    const proposed = rounds.reduce((sum, token) => sum + (token.drafts_proposed ?? 0), 0);
+    return { proposed, accepted: this.decoded.filter((token) => token.is_draft).length, rounds: rounds.length };
   }
 
   // What a token read in each layer of the backbone; layers that borrow a selection read what its source selected.
@@ -131,17 +130,19 @@ export class XrayState {
   }
 }
 
-// Which tokens of the answer were drafted: those of a step before its last one.
-export function draftedTokens(state) {
-  const drafted = new Set();
-  const bySteps = new Map();
+// Guesses refused behind each token: those of its round that no token of the answer is, at the round's last token.
+export function refusedGuesses(state) {
+  const rounds = new Map();
   for (const token of state.decoded) {
-    if (!bySteps.has(token.step)) bySteps.set(token.step, []);
-    bySteps.get(token.step).push(token);
+    const round = rounds.get(token.step) ?? { proposed: token.drafts_proposed ?? 0, accepted: 0, last: 0 };
+    round.accepted += token.is_draft ? 1 : 0;
+    round.last = token.index;
+    rounds.set(token.step, round);
   }
-  for (const tokens of bySteps.values()) {
-    const accepted = tokens[0].drafts_accepted ?? 0;
-    tokens.slice(0, accepted).forEach((token) => drafted.add(token.index));
-  }
-  return { drafted, bySteps };
+  return new Map([...rounds.values()].map(({ proposed, accepted, last }) => [last, Math.max(0, proposed - accepted)]));
+}
+
+// Rows that shared a token's counts: its own and those of its round's guesses.
+export function rowsOf(token) {
+  return 1 + (token.drafts_proposed ?? 0);
 }

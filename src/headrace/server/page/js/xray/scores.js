@@ -1,6 +1,7 @@
 // Positions scored, skipped and read for every token of the answer.
 import { drawing } from "../elements.js";
 import { say } from "../language.js";
+import { rowsOf } from "./fold.js";
 import { legend, PanelFrame } from "./panel_frame.js";
 
 const HEIGHT = 100;
@@ -27,18 +28,22 @@ export class Scores {
       say(this.frame.sentence, "scores.none");
     } else {
       const { index_scored: scored, index_skipped: skipped } = token.counts;
-      const values = { scored, skipped, visible: scored + skipped, count: Math.round(state.entriesRead(token)), layers: state.layers.length };
-      say(this.frame.sentence, skipped ? "scores.sentence" : "scores.sentence.all", values);
+      const rows = rowsOf(token);
+      const values = { scored, skipped, visible: scored + skipped, count: Math.round(state.entriesRead(token)), layers: state.layers.length, rows };
+      const key = skipped ? "scores.sentence" : "scores.sentence.all";
+      say(this.frame.sentence, rows > 1 ? "scores.sentence.round" : key, values);
     }
     this.updateTable(state, token);
   }
 
   draw(state, decoded, chosen) {
-    const most = Math.max(...decoded.map(({ counts }) => counts.index_scored + counts.index_skipped), 1);
+    const scored = decoded.map((token) => token.counts.index_scored / rowsOf(token));
+    const visible = decoded.map((token, index) => scored[index] + token.counts.index_skipped / rowsOf(token));
+    const most = Math.max(...visible, 1);
     const scale = (value) => (HEIGHT * value) / most;
     this.chart.setAttribute("viewBox", `0 0 ${decoded.length} ${HEIGHT}`);
-    this.skipped.setAttribute("d", steps(decoded.map(({ counts }) => scale(counts.index_scored + counts.index_skipped))));
-    this.scored.setAttribute("d", steps(decoded.map(({ counts }) => scale(counts.index_scored))));
+    this.skipped.setAttribute("d", steps(visible.map(scale)));
+    this.scored.setAttribute("d", steps(scored.map(scale)));
     this.read.setAttribute("d", steps(decoded.map((token) => Math.max(1.2, scale(state.entriesRead(token))))));
     const at = decoded.findIndex((one) => one.index === chosen);
     this.cursor.setAttribute("visibility", at < 0 ? "hidden" : "visible");

@@ -1,7 +1,7 @@
 // The answer token by token: which were drafted, and, for the one in hand, where its attention read from.
 import { make } from "../elements.js";
 import { label, say } from "../language.js";
-import { draftedTokens } from "./fold.js";
+import { refusedGuesses } from "./fold.js";
 import { legend, PanelFrame } from "./panel_frame.js";
 
 export class Tokens {
@@ -40,12 +40,11 @@ export class Tokens {
   }
 
   markDrafts(state) {
-    const { drafted, bySteps } = draftedTokens(state);
-    for (const tokens of bySteps.values()) {
-      const last = tokens[tokens.length - 1];
-      const refused = (last.drafts_proposed ?? 0) - (last.drafts_accepted ?? 0);
-      this.chips[last.index].dataset.refused = refused > 0 ? "•".repeat(Math.min(refused, 8)) : "";
-      for (const token of tokens) this.chips[token.index].classList.toggle("is-drafted", drafted.has(token.index));
+    const refused = refusedGuesses(state);
+    for (const token of state.decoded) {
+      const chip = this.chips[token.index];
+      chip.classList.toggle("is-drafted", token.is_draft);
+      chip.dataset.refused = "•".repeat(Math.min(refused.get(token.index) ?? 0, 8));
     }
   }
 
