@@ -51,9 +51,9 @@ def test_the_document_has_the_fields_of_the_contract(model: str, capsys: pytest.
     found = document(capsys, model, "--prompt", TEXT, "--max-tokens", "5")
     assert set(found) >= FIELDS
     assert set(found) - FIELDS == {"mode", "work"}
-    assert set(found["usage"]) == {"prompt_tokens", "completion_tokens", "cached_tokens"}
+    assert set(found["usage"]) == {"prompt_tokens", "completion_tokens", "cached_tokens", "cached_tokens_by_tier"}
     assert set(found["timings"]) == {"load_s", "image_s", "prefill_s", "decode_s", "ttft_s"}
-    assert found["draft"] == {"proposed": 0, "accepted": 0, "rounds": 0}
+    assert set(found["draft"]) == {"proposed", "accepted", "rounds"}
     assert found["usage"]["completion_tokens"] == len(found["token_ids"]) <= 5
     assert found["usage"]["cached_tokens"] == 0
     assert found["finish_reason"] in {"length", "stop"}
@@ -108,6 +108,11 @@ def test_options_reach_the_engine(model: str, capsys: pytest.CaptureFixture[str]
     replay = document(capsys, *base, "--no-draft", "--threads", "1")
     assert (full["mode"], replay["mode"]) == ("full", "replay")
     assert (full["work"]["replayed_rows"], replay["work"]["replayed_rows"]) == (0, 8)
+    drafted = document(capsys, *base, "--threads", "1")
+    assert drafted["token_ids"] == replay["token_ids"]
+    assert drafted["draft"]["rounds"] > 0
+    assert drafted["draft"]["accepted"] <= drafted["draft"]["proposed"] <= 5 * drafted["draft"]["rounds"]
+    assert replay["draft"] == {"proposed": 0, "accepted": 0, "rounds": 0}
     text, token_ids = full["text"], full["token_ids"]
     stop = text[1:2]
     stopped = document(capsys, *base, "--mode", "full", "--stop", stop, "--stop", "never this")

@@ -38,7 +38,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "--mode", choices=("full", "replay"), default="replay", help="decoder on all of the prompt, or on its end"
     )
-    parser.add_argument("--no-draft", action="store_true", help="accepted; nothing is drafted yet")
+    parser.add_argument("--no-draft", action="store_true", help="one token at a time; the answer is the same")
     parser.add_argument("--threads", type=int, metavar="N", help="PyTorch threads; chosen if missing")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the text")
 
@@ -59,7 +59,10 @@ def run(args: argparse.Namespace) -> int:
     )
     prompt = _prompt(args)
     with _loading(args.path) as progress:
-        llm = LLM(args.path, mode=args.mode, threads=args.threads, progress=progress, num_slots=1)
+        drafting = "off" if args.no_draft else "auto"
+        llm = LLM(
+            args.path, mode=args.mode, threads=args.threads, progress=progress, num_slots=1, drafting=drafting
+        )
     with llm:
         num_tokens = len(llm.encode(prompt))
         result = _stream(llm, prompt, num_tokens, params, is_quiet=args.json)
@@ -130,7 +133,11 @@ def _document(llm: LLM, result: Result) -> dict[str, Any]:
         "finish_reason": result.finish_reason,
         "usage": dataclasses.asdict(result.usage),
         "timings": {name: round(value, 6) for name, value in dataclasses.asdict(llm.timings).items()},
-        "draft": {"proposed": 0, "accepted": 0, "rounds": 0},
+        "draft": {
+            "proposed": result.work.drafts_proposed,
+            "accepted": result.work.drafts_accepted,
+            "rounds": result.work.draft_rounds,
+        },
         "seed": result.seed,
         "numerics": result.numerics,
         "mode": llm.mode,

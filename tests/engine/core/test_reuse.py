@@ -165,3 +165,15 @@ def test_what_was_used_least_recently_is_forgotten_first() -> None:
     found = {name: ask(engine, f"{name} at last", prompts[name]).usage.cached_tokens for name in "adb"}
     assert (found["a"], found["d"]) == (250, 250)
     assert found["b"] < 250
+
+
+def test_a_cleared_cache_takes_nothing_of_answers_that_were_told_before() -> None:
+    engine = core()
+    client = Client(engine)
+    client.submit("a", prompt(200), params())
+    while not client.results:
+        client.step()
+    engine.clear_cache()
+    client.finish()
+    engine.step()
+    assert answer(engine, prompt(200), params(), name="b").usage.cached_tokens == 0
