@@ -1,4 +1,7 @@
-"""The determinism matrix on headrace-nano, at real lengths: every cell says what the plain model says alone."""
+"""The determinism matrix on headrace-nano, at real lengths: every cell says what the plain model says alone.
+
+The engine drafts in every step, the plain model never.
+"""
 
 from collections.abc import Mapping
 from functools import cache
@@ -28,7 +31,7 @@ def nano() -> DeepseekV41:
 
 
 def engine(**options: Any) -> EngineCore:
-    chosen = {"threads": 1, "num_slots": 17, "is_audited": True, **options}
+    chosen = {"threads": 1, "num_slots": 17, "is_audited": True, "drafting": "always", **options}
     return build_core(SHIPPED_MODEL, EngineOptions(**chosen), None, None)
 
 
