@@ -36,9 +36,9 @@ def serve(settings: ServerSettings, name: str, load: Callable[[], LLM], on_ready
         UserError: the address cannot be used, or the engine refuses its options.
     """
     _log_to_stderr()
+    listener = _bind(settings)
     if not settings.is_loopback and not settings.api_keys:
         _LOG.warning("everybody who can connect to %s may use this server; --api-key asks for a key", settings.host)
-    listener = _bind(settings)
     try:
         state = ServerState(load(), settings, name)
         try:
