@@ -36,10 +36,10 @@ def rows_of(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_the_error_is_the_gap_of_each_bin_weighted_by_its_rows() -> None:
-    predicted = np.array([0.01, 0.05, 0.5, 0.52, 0.52, 1.0])
-    kept = np.array([True, False, True, False, False, True])
-    # bins 0 (two rows), 7 (three rows: 0.5 and 0.52 lie in 7/15 .. 8/15) and 14
-    wanted = (abs(0.06 - 1) + abs(1.54 - 1) + 0) / 6
+    predicted = np.array([0.01, 0.05, 0.5, 0.52, 0.52, 0.9, 0.94, 1.0])
+    kept = np.array([True, False, True, False, False, True, False, True])
+    # bins 0 (two rows), 7 (three rows: 0.5 and 0.52 lie in 7/15 .. 8/15), 13 (0.9) and 14 (two rows)
+    wanted = (abs(0.06 - 1) + abs(1.54 - 1) + abs(0.9 - 1) + abs(1.94 - 1)) / 8
     assert calibration_error(predicted, kept) == pytest.approx(wanted)
     assert calibration_error(np.zeros(0), np.zeros(0, dtype=bool)) == 0
 
