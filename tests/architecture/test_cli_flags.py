@@ -31,7 +31,8 @@ OWN: dict[str, set[str]] = {
     "generate": {"--stop"},
     "serve": {
         "--api-key-file", "--model-name", "--mode", "--slots", "--threads", "--max-waiting", "--max-body",
-        "--request-timeout", "--cors-origin", "--allow-image-urls", "--log-prompts",
+        "--request-timeout", "--cors-origin", "--allow-image-urls", "--log-prompts", "--cache-bytes", "--window-policy",
+        "--checkpoint-every", "--host-cache", "--resume",
     },
     "train": {"--steps", "--show", "--backbone"},
     "evaluate": {"--text", "--rows", "--threads"},

@@ -26,6 +26,20 @@ def test_every_tensor_counts(tmp_path: Path) -> None:
     assert len(digests) == 5
 
 
+def test_a_large_tensor_can_be_looked_at_in_many_places(tmp_path: Path) -> None:
+    table = {"rows": entry("I8", [4096], 0, 4096)}
+    digests: set[str] = set()
+    for place in (None, 0, 2048, 3900):
+        data = bytearray(4096)
+        if place is not None:
+            data[place] = 1
+        folder = tmp_path / f"{place}"
+        folder.mkdir()
+        write_file(folder / SINGLE_NAME, table, bytes(data))
+        digests.add(weights_digest(folder, spread=True))
+    assert len(digests) == 4
+
+
 def test_files_and_their_names_do_not_count(tmp_path: Path) -> None:
     whole, cut = single(tmp_path / "whole"), tmp_path / "cut"
     cut.mkdir()

@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -54,8 +55,10 @@ def _open(pid: int) -> int:
     return os.pidfd_open(pid)
 
 
-def test_a_cache_folder_is_refused_while_nothing_is_cached_on_disk() -> None:
-    assert "--cache-dir is /tmp/x; nothing is cached on disk yet" in refusal("--cache-dir", "/tmp/x")
+def test_a_cache_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("not a folder")
+    assert f"cannot use {file} as a cache" in refusal("--cache-dir", str(file))
 
 
 def test_a_port_in_use_is_refused_before_anything_is_loaded() -> None:

@@ -57,7 +57,7 @@ class EngineMetrics(Collector):
         totals = Totals()
         totals.add(self._before)
         totals.add(self._newest)
-        for family in [*_requests(self._status), *_memory(self._status), *self._up()]:
+        for family in [*_requests(self._status), *_memory(self._status), *_tiers(self._status), *self._up()]:
             gauge = GaugeMetricFamily(family.name, family.text, labels=["model_name", *family.labels])
             for labels, value in family.values.items():
                 gauge.add_metric([self._name, *labels], value)
@@ -124,6 +124,22 @@ def _memory(status: dict[str, int] | None) -> Iterator[_Family]:
     yield _one("headrace:host_bytes", "Bytes of answers in host memory.", status["host_bytes"])
     memory = {(name,): float(status[f"{name}_bytes"]) for name in ("planned", "resident", "peak")}
     yield _Family("headrace:engine_memory_bytes", "Memory of the engine's process.", ("kind",), memory)
+
+
+def _tiers(status: dict[str, int] | None) -> Iterator[_Family]:
+    """Yield what rests in host memory and on disk, where an engine was told to keep anything there."""
+    named = {} if status is None else status
+    for tier in ("host", "disk"):
+        start = f"{tier}_tier_"
+        found = {key.removeprefix(start): float(value) for key, value in named.items() if key.startswith(start)}
+        if not found:
+            continue
+        incidents: Labelled = {
+            (key.removeprefix("incident_"),): value for key, value in found.items() if "incident_" in key
+        }
+        rest: Labelled = {(key,): value for key, value in found.items() if "incident_" not in key}
+        yield _Family(f"headrace:cache_{tier}", f"The cache's {tier} tier: records, bytes, seconds.", ("what",), rest)
+        yield _Family(f"headrace:cache_{tier}_incidents", "Harm found and survived.", ("kind",), incidents)
 
 
 def _prompts(totals: Totals) -> Iterator[_Family]:

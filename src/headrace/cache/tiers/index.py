@@ -13,10 +13,13 @@ from threading import RLock
 
 from headrace.cache.tiers.segment import RECORD_HEADER_BYTES, Kind, Record
 
+INDEX_NAME = "index.sqlite"
 _VERSION = 1
 _BUSY_MS = 2000
 _AT_ONCE = 500  # keys of one statement
-_WAL_PAGES = 128
+_WAL_PAGES = 64
+LOG_BYTES = (_WAL_PAGES + 8) * 4096
+"""Bytes that the database's log and its shared memory may take beside it."""
 _SCHEMA = """
 CREATE TABLE segments (
     id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, namespace BLOB NOT NULL,
@@ -99,6 +102,11 @@ class SegmentIndex:
                     self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
+
+    def shrink(self) -> None:
+        """Let the database's log be no larger than need be."""
+        with self._lock:
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def close(self) -> None:
         """Let go of the database."""
@@ -188,11 +196,20 @@ class SegmentIndex:
             rows = [(used - place, key) for place, key in enumerate(keys)]
             self._db.executemany("UPDATE records SET used = max(used, ?) WHERE key = ?", rows)
 
-    def leaves(self, count: int) -> list[bytes]:
-        """Return keys that nothing follows, the least recently used first."""
-        with self._lock:
-            rows = self._db.execute("SELECT key FROM records WHERE below = 0 ORDER BY used LIMIT ?", (count,))
-            return [key for (key,) in rows]
+    def evict(self, nbytes: int) -> int:
+        """Forget records that nothing follows, the least recently used first, until so many bytes are; return how many.
+
+        What a forgotten one followed is the next one's rival, so an old chain goes before a younger one's end.
+        """
+        count = freed = 0
+        with self._change():
+            while freed < nbytes:
+                row = self._db.execute("SELECT key FROM records WHERE below = 0 ORDER BY used LIMIT 1").fetchone()
+                if row is None:
+                    break
+                freed += self._remove(row[0])
+                count += 1
+        return count
 
     def times(self) -> tuple[int, int] | None:
         """Return the oldest and the newest last use of what nothing follows, None if there is no record."""

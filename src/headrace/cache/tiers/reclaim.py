@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Protocol
 
 from headrace.cache.tiers.files import Files
-from headrace.cache.tiers.index import SegmentIndex, SegmentRow
+from headrace.cache.tiers.index import INDEX_NAME, LOG_BYTES, SegmentIndex, SegmentRow
 from headrace.cache.tiers.segment import RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, Damaged, Record
 from headrace.cache.tiers.segment_reader import Scan, scan
 
 _SPARSE = 0.5  # copy forward what lives in a segment that is less full
-_LEAVES = 64  # forgotten at once
 
 
 class Appender(Protocol):
@@ -63,13 +62,13 @@ class Reclaim:
     def make_room(self, needed: int, appender: Appender) -> bool:
         """Free files until `needed` bytes fit; return whether they do."""
         has_sealed = False
+        self._index.shrink()
         while self.excess(needed) > 0:
             if self._free_dead(appender) or self._copy_sparse(appender):
                 continue
-            leaves = self._index.leaves(_LEAVES)
-            if leaves:
-                self.evicted += len(leaves)
-                self._index.remove(leaves)
+            evicted = self._index.evict(self.excess(needed))
+            if evicted:
+                self.evicted += evicted
             elif has_sealed:
                 return False
             else:
@@ -118,9 +117,6 @@ class Reclaim:
         return row.is_sealed and not appender.is_open(row.name)
 
     def _index_bytes(self) -> int:
-        total = 0
-        for name in self._files.names(self._folder, ""):
-            if name.startswith("index."):
-                path = self._folder / name
-                total += path.stat().st_size if path.exists() else 0
-        return total
+        """Return the bytes of the index; its log counts as if it were as long as it may get."""
+        path = self._folder / INDEX_NAME
+        return (path.stat().st_size if path.exists() else 0) + LOG_BYTES

@@ -10,14 +10,13 @@ from pathlib import Path
 from headrace.cache.tiers import lock
 from headrace.cache.tiers.files import Files
 from headrace.cache.tiers.incidents import Incident, Incidents
-from headrace.cache.tiers.index import Place, SegmentIndex
+from headrace.cache.tiers.index import INDEX_NAME, Place, SegmentIndex
 from headrace.cache.tiers.reclaim import Limits, Reclaim
 from headrace.cache.tiers.recover import Recovery
 from headrace.cache.tiers.segment import Damaged, Record, namespace_digest
 from headrace.cache.tiers.segment_reader import SegmentReader
 from headrace.cache.tiers.segment_writer import SegmentWriter
 
-INDEX_NAME = "index.sqlite"
 _LOCK_NAME = "directory.lock"
 _CLOCK_SLACK_US = 1_000_000
 _LOCK_WAIT_S = 10.0
@@ -228,11 +227,26 @@ class SegmentStore:
             OSError: a file could not be written; records that were written whole are indexed.
             sqlite3.Error: the index could not be written.
         """
-        writer = self._writers.get(namespace)
-        if writer is None:
+        rest = list(records)
+        while rest:
+            writer = self._writer(namespace)
+            part = [rest.pop(0)]
+            size = writer.size + part[0][0].nbytes
+            while rest and size < self.options.segment_limit:
+                size += rest[0][0].nbytes
+                part.append(rest.pop(0))
+            self._append(writer, part, is_moved=is_moved)
+            if writer.size >= self.options.segment_limit:
+                self._seal(namespace)
+
+    def _writer(self, namespace: bytes) -> SegmentWriter:
+        if namespace not in self._writers:
             writer = SegmentWriter(self.files, self.folder, namespace, self.now())
             self._writers[namespace] = writer
             self.index.begin(writer.name, namespace, writer.size)
+        return self._writers[namespace]
+
+    def _append(self, writer: SegmentWriter, records: list[tuple[Record, bytes]], *, is_moved: bool) -> None:
         written: list[tuple[int, Record]] = []
         try:
             for record, payload in records:
@@ -245,8 +259,6 @@ class SegmentStore:
                 for record in conflicts:
                     self.incidents.note(Incident.CONFLICT, record.key.hex(), "a key has two contents")
                     self._quietly_remove(record.key)
-        if writer.size >= self.options.segment_limit:
-            self._seal(namespace)
 
     def is_open(self, name: str) -> bool:
         """Say whether a segment is being written by this process."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from headrace.checkpoint.weights_digest import weights_digest
 from headrace.core.errors import UserError
 from headrace.engine.core.core import EngineCore
 from headrace.engine.core.draft_costs import cost_table
@@ -25,6 +26,7 @@ from headrace.models.deepseek_v41.load import LoadOptions, load_model
 from headrace.models.deepseek_v41.model import DeepseekV41
 
 _FORMAT = "1"  # of what the prefix cache holds
+_VISION = "1"  # of how images become patches
 _TRIAL_ROWS = 256
 
 
@@ -87,12 +89,15 @@ def build_drafting(
 
 
 def fingerprint(path: Path) -> Mapping[str, str]:
-    """Return what tells checkpoints apart without reading their weights: configuration, file names, sizes and times."""
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update((path / "config.json").read_bytes())
-    for file in sorted([*path.glob("*.safetensors"), *path.glob("*.index.json"), *path.glob("tokenizer.json")]):
-        digest.update(f"{file.name}:{file.stat().st_size}:{file.stat().st_mtime_ns}".encode())
-    return {"weights": digest.hexdigest(), "format": _FORMAT}
+    """Return what tells checkpoints apart, by content: copies of one have the same, whatever their files are called."""
+    tokenizer = path / "tokenizer.json"
+    return {
+        "weights": weights_digest(path, spread=True),
+        "config": hashlib.blake2b((path / "config.json").read_bytes(), digest_size=16).hexdigest(),
+        "tokenizer": hashlib.blake2b(tokenizer.read_bytes(), digest_size=16).hexdigest() if tokenizer.exists() else "",
+        "vision": _VISION,
+        "format": _FORMAT,
+    }
 
 
 def _scratch(model: DeepseekV41, options: EngineOptions, threads: Threads, max_context: int) -> int:

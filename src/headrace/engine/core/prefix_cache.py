@@ -75,6 +75,11 @@ class PrefixCache:
         """
         self.tiers = open_tiers(options, self._blocks, self.index, self._namespace)
 
+    @property
+    def tier_status(self) -> dict[str, float]:
+        """The metrics of the lower tiers, if there are any."""
+        return {} if self.tiers is None else self.tiers.status()
+
     def clear(self) -> None:
         """Forget every cached prompt but those on disk."""
         self.index.clear()

@@ -102,7 +102,7 @@ class Sequence:
                 prompt_tokens=self.num_prompt,
                 completion_tokens=len(answer.token_ids),
                 cached_tokens=self.cached_tokens,
-                cached_tokens_by_tier=self._cached_by_tier(),
+                cached_tokens_by_tier=self.cached_by_tier,
             ),
             seed=answer.sampler.seed,
             stop=answer.stop,
@@ -126,7 +126,8 @@ class Sequence:
             ),
         )
 
-    def _cached_by_tier(self) -> dict[str, int]:
+    @property
+    def cached_by_tier(self) -> dict[str, int]:
         """Cached tokens by tier; those of a block that is cached in part were on the device."""
         if not self.cached_tokens:
             return {}

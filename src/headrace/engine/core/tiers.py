@@ -205,12 +205,17 @@ class Tiers:
 
     def status(self) -> dict[str, float]:
         """Return the metrics of the tiers."""
-        found: dict[str, float] = {"loads_refused": self.rule.refused}
+        found: dict[str, float] = {"tier_loads_refused": self.rule.refused}
         if self.host is not None:
             host = self.host
-            found |= {"host_blocks": host.count, "host_bytes": host.nbytes, "host_hits": host.hits}
+            found |= {
+                "host_tier_blocks": host.count,
+                "host_tier_bytes": host.nbytes,
+                "host_tier_hits": host.hits,
+                "host_tier_evicted": host.evicted,
+            }
         if self.disk is not None:
-            found |= {f"disk_{name}": value for name, value in self.disk.status().items()}
+            found |= {f"disk_tier_{name}": value for name, value in self.disk.status().items()}
         return found
 
     def clear(self) -> None:

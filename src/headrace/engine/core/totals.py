@@ -108,7 +108,7 @@ class Totals:
         self.approximate += sequence.is_approximate
         if sequence.mode == "replay":  # in full mode the cache is not asked
             self.queried_tokens += sequence.num_prompt
-            self.cached_tokens["device"] += step.cached_tokens
+            self.cached_tokens.update(sequence.cached_by_tier)
             self.cached_blocks.update(step.cached_blocks)
         if step.cache_reason is not None:
             self.cut_short[step.cache_reason.rstrip("0123456789 ")] += 1

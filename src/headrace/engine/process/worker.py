@@ -139,7 +139,7 @@ def _answer(core: EngineCore, query: Query) -> Any:
     return _status(core, core.memory)
 
 
-def _status(core: EngineCore, plan: MemoryPlan) -> dict[str, int]:
+def _status(core: EngineCore, plan: MemoryPlan) -> dict[str, float]:
     return {
         "pid": os.getpid(),
         **core.pools,
@@ -147,6 +147,7 @@ def _status(core: EngineCore, plan: MemoryPlan) -> dict[str, int]:
         "resident_bytes": resident_bytes(),
         "peak_bytes": peak_bytes(),
         **core.counts,
+        **core.cache.tier_status,
     }
 
 

@@ -1,0 +1,245 @@
+"""Cached prompts that left the pool, or outlived their engine: what comes back, from where, and for whom."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.core.errors import UserError
+from headrace.engine.core.core import EngineCore
+from headrace.engine.core.options import EngineOptions
+from headrace.engine.result import Result
+from tests.engine.core.serving import SEEDED, Client, alone, answer, core, params, prompt, said
+
+FIRST = prompt(300)
+WHOLE = 256  # tokens of its whole blocks
+
+
+@contextmanager
+def engine(folder: Path | None = None, **options: Any) -> Iterator[EngineCore]:
+    made = core(cache_dir=None if folder is None else str(folder), min_free_disk=0, **options)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def ask(one: EngineCore, ids: list[int], **values: Any) -> Result:
+    return answer(one, ids, params(**values))
+
+
+def longer(result: Result) -> list[int]:
+    return [*FIRST, *result.token_ids, *prompt(90, seed=5)]
+
+
+# ------------------------------------------------------------------------------------------------------------ restart
+
+
+@pytest.mark.parametrize(("policy", "cached"), [("none", 0), ("periodic", WHOLE), ("full", WHOLE)])
+def test_after_a_restart_exact_requests_say_what_a_fresh_engine_says(policy: str, cached: int, tmp_path: Path) -> None:
+    options = {"window_policy": policy, "checkpoint_every": 128}
+    with engine(tmp_path, **options) as one:
+        first = ask(one, FIRST, **SEEDED)
+    ids = longer(first)
+    with engine(tmp_path, **options) as one:
+        second = ask(one, ids, **SEEDED)
+    assert said(second) == alone(tuple(ids), **SEEDED)
+    assert not second.is_approximate
+    assert second.usage.cached_tokens == cached
+    if cached:
+        assert second.usage.cached_tokens_by_tier == {"device": 0, "host": 0, "disk": cached}
+        assert second.work.reencoded_rows == 0
+        assert second.work.layer_rows < first.work.layer_rows
+
+
+def test_after_a_restart_a_conversation_goes_on_by_replay(tmp_path: Path) -> None:
+    with engine(tmp_path, resume="replay") as one:
+        first = ask(one, FIRST)
+        assert said(first) == alone(tuple(FIRST))
+    ids = longer(first)
+    with engine(tmp_path, resume="replay") as one:
+        second = ask(one, ids)
+        assert second.is_approximate
+        assert second.usage.cached_tokens_by_tier == {"device": 0, "host": 0, "disk": WHOLE}
+        assert second.work.reencoded_rows == one.model.config.window
+        (hit,) = [step for trace in one.traces.newest() for step in trace.requests if step.cached_tokens]
+        assert (hit.cached_tokens, hit.cached_blocks) == (WHOLE, {"device": 0, "host": 0, "disk": 2})
+        # what it stored is of the approximate lineage, and exact requests never read that
+        exact = ask(one, ids, resume="exact")
+        assert said(exact) == alone(tuple(ids))
+        assert (exact.is_approximate, exact.usage.cached_tokens) == (False, 0)
+    third_ids = [*ids, *second.token_ids, *prompt(90, seed=6)]
+    with engine(tmp_path, resume="replay") as one:
+        third = ask(one, third_ids)
+        assert third.is_approximate
+        assert third.usage.cached_tokens_by_tier["disk"] == len(ids) // 128 * 128
+    size = sum(record.live for record in _segments(tmp_path))
+    blocks = len(third_ids) // 128 + len(ids) // 128 * 2
+    assert size < blocks * one.memory.block_bytes  # a block of both lineages is there once
+
+
+def _segments(folder: Path) -> list[Any]:
+    with engine(folder) as one:
+        assert one.cache.tiers is not None
+        assert one.cache.tiers.disk is not None
+        return one.cache.tiers.disk.store.index.segments()
+
+
+def test_salts_and_checkpoints_share_nothing_on_disk(tmp_path: Path) -> None:
+    options = {"window_policy": "full"}
+    with engine(tmp_path, **options) as one:
+        ask(one, FIRST, cache_salt="a")
+    with engine(tmp_path, **options) as one:
+        assert ask(one, FIRST).usage.cached_tokens == 0
+        assert ask(one, FIRST, cache_salt="b").usage.cached_tokens == 0
+        assert ask(one, [*FIRST, 1], cache_salt="a").usage.cached_tokens == WHOLE
+
+
+def test_blocks_of_an_answer_are_on_disk_before_it_ends(tmp_path: Path) -> None:
+    with engine(tmp_path) as one:
+        client = Client(one)
+        client.submit("one", FIRST[:120], params(max_tokens=20))
+        while one.counts["decode"] == 0 or len(client.tokens.get(("one", 0), [])) < 12:
+            client.step()
+        assert one.cache.tiers is not None
+        assert one.cache.tiers.disk is not None
+        assert one.cache.tiers.disk.flush()
+        assert one.cache.tiers.disk.written == 1
+        client.finish()
+
+
+def test_two_engines_share_a_directory(tmp_path: Path) -> None:
+    with engine(tmp_path, window_policy="full") as one, engine(tmp_path, window_policy="full") as two:
+        first = ask(one, FIRST)
+        assert one.cache.tiers is not None
+        assert one.cache.tiers.disk is not None
+        assert one.cache.tiers.disk.flush()
+        second = ask(two, [*FIRST, 5])
+        assert second.usage.cached_tokens_by_tier["disk"] == WHOLE
+        assert said(second) == alone((*FIRST, 5))
+        assert said(first) == alone(tuple(FIRST))
+
+
+# ---------------------------------------------------------------------------------------------------------------- host
+
+
+def test_blocks_that_had_to_leave_the_pool_come_back_from_host_memory() -> None:
+    with engine(host_cache_bytes=1 << 22, cache_tokens=640, resume="replay", snapshot_bytes=0) as one:
+        first = ask(one, FIRST)
+        for seed in (3, 4):
+            ask(one, prompt(500, seed=seed))
+        assert one.cache.tiers is not None
+        assert one.cache.tiers.host is not None
+        assert one.cache.tiers.host.count >= 2
+        ids = longer(first)
+        again = ask(one, ids)
+        assert again.usage.cached_tokens_by_tier["host"] == WHOLE
+        assert again.is_approximate
+
+
+def test_answers_under_pressure_are_the_same_with_all_tiers(tmp_path: Path) -> None:
+    """More prompts than the pool holds, several at once, over and over: every answer is that of the model alone."""
+    prompts = [[*prompt(260, seed), *prompt(10 * seed, 40 + again)] for seed in (1, 2, 3, 4) for again in (0, 1)]
+    options = {"host_cache_bytes": 1 << 20, "cache_tokens": 1280, "window_policy": "full", "snapshot_bytes": 60_000}
+    with engine(tmp_path, **options) as one:
+        client = Client(one)
+        for turn in range(2):
+            for place, ids in enumerate(prompts):
+                client.submit(f"{turn} {place}", ids, params(seed=place, temperature=0.8))
+            client.finish()
+        assert not client.errors
+        tiers = {name for results in client.results.values() for name, n in _tiers(results[0]).items() if n}
+        for turn in range(2):
+            for place, ids in enumerate(prompts):
+                wanted = alone(tuple(ids), seed=place, temperature=0.8)
+                assert said(client.results[f"{turn} {place}"][0]) == wanted
+        assert tiers >= {"device", "host"}
+
+
+def _tiers(result: Result) -> dict[str, int]:
+    return dict(result.usage.cached_tokens_by_tier)
+
+
+# -------------------------------------------------------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("name", ["flipped", "short", "gone", "noise"])
+def test_a_damaged_directory_changes_no_answer(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with engine(tmp_path, window_policy="full") as one:
+        ask(one, FIRST)
+        block = one.memory.block_bytes
+    (segment,) = tmp_path.glob("*.segment")
+    content = bytearray(segment.read_bytes())
+    if name == "flipped":
+        content[block + block // 2] ^= 1
+        segment.write_bytes(content)
+    elif name == "short":
+        os.truncate(segment, len(content) // 2)
+    elif name == "gone":
+        segment.unlink()
+    else:
+        (tmp_path / "index.sqlite").write_bytes(b"noise" * 1000)
+    with caplog.at_level(logging.WARNING), engine(tmp_path, window_policy="full") as one:
+        ids = [*FIRST, 5, 6]
+        result = ask(one, ids)
+        assert said(result) == alone(tuple(ids))
+        assert result.usage.cached_tokens < WHOLE or name == "noise"
+        assert one.cache.tiers is not None
+        assert one.cache.tiers.disk is not None
+        assert sum(one.cache.tiers.disk.incidents.counts.values()) == 1
+        assert ask(one, ids).usage.cached_tokens == len(ids)
+    assert len(caplog.records) == 1
+
+
+def test_a_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("not a folder")
+    with pytest.raises(UserError, match=r"cannot use .* as a cache"):
+        core(cache_dir=str(file))
+    for name, value in (("window_policy", "some"), ("cache_disk_bytes", 5), ("checkpoint_every", 1)):
+        with pytest.raises(UserError, match=f"^{name} is"):
+            EngineOptions(**{name: value})  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------------------ loading
+
+
+def test_a_load_that_would_take_longer_than_computing_is_left_out(tmp_path: Path) -> None:
+    with engine(tmp_path, window_policy="full") as one:
+        ask(one, FIRST)
+    with engine(tmp_path, window_policy="full") as one:
+        assert one.cache.tiers is not None
+        rule = one.cache.tiers.rule
+        rule.load_bytes.note(10, 1.0)
+        rule.prefill_rows.note(1000, 1.0)
+        result = ask(one, [*FIRST, 5])
+        assert (result.usage.cached_tokens, rule.refused) == (0, 1)
+        assert said(result) == alone((*FIRST, 5))
+
+
+def test_others_run_while_a_prompt_waits_for_its_blocks(tmp_path: Path) -> None:
+    with engine(tmp_path, window_policy="full") as one:
+        ask(one, FIRST)
+    with engine(tmp_path, window_policy="full") as one:
+        assert one.cache.tiers is not None
+        fetcher = one.cache.tiers._fetcher
+        fetch, fetcher._fetch = fetcher._fetch, lambda job: None  # type: ignore[method-assign]
+        held: list[Any] = []
+        fetcher.add = held.append  # type: ignore[method-assign]
+        client = Client(one)
+        client.submit("waits", [*FIRST, 5], params())
+        client.submit("runs", prompt(50, seed=9), params())
+        client.step(12)
+        assert set(client.results) == {"runs"}
+        assert dict(one.traces.newest()[0].waiting)["waits/0"] == "loading"
+        del fetcher.add
+        fetcher._fetch = fetch  # type: ignore[method-assign]
+        fetcher.add(held[0])
+        client.submit("cancelled", prompt(50, seed=9), params())
+        client.finish()
+        assert said(client.results["waits"][0]) == alone((*FIRST, 5))
+        assert client.results["waits"][0].usage.cached_tokens == WHOLE
