@@ -13,7 +13,7 @@ FOLD = """async (events) => {
   const state = new XrayState();
   for (const [name, data] of events) state.take(name, data);
   return { drafts: state.drafts(), refused: [...refusedGuesses(state)], rows: state.decoded.map(rowsOf),
-           reads: state.readsOf(state.tokens[1]).map(({ layer, entries, isBorrowed }) => [layer.id, entries, isBorrowed]),
+           reads: state.readsOf(state.tokens[1]).map((one) => [one.layer.id, one.entries, one.isBorrowed]),
            read: state.entriesRead(state.tokens[1]), memory: state.memory(), half: state.decoderSpans,
            encoder: state.encoderRows, cached: state.cachedTokens, first: state.firstRow };
 }"""
