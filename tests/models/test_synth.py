@@ -1,3 +1,6 @@
+import json
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,7 +13,7 @@ from headrace.checkpoint.catalog import open_catalog
 from headrace.core.errors import UserError
 from headrace.core.spec import TensorSpec
 from headrace.models.deepseek_v41.check import verify_catalog
-from headrace.models.deepseek_v41.config import Config, from_json, load_config, to_json
+from headrace.models.deepseek_v41.config import Config, from_json, load_config, table_rows, to_json
 from headrace.models.deepseek_v41.reference import model
 from headrace.models.deepseek_v41.synth import write_checkpoint
 from headrace.models.deepseek_v41.synth_numbers import PIECE_ELEMENTS, Draw, code_scale, recipe_of
@@ -170,3 +173,34 @@ def test_progress_reports_every_byte(tmp_path: Path) -> None:
     done: list[int] = []
     write_checkpoint(tiny_config(), tmp_path / "out", progress=done.append)
     assert sum(done) == open_catalog(tmp_path / "out").total_bytes
+
+
+WRITE_LIMITED = """
+import resource, sys
+from pathlib import Path
+from headrace.models.deepseek_v41.config import load_config
+from headrace.models.deepseek_v41.synth import write_checkpoint
+config = load_config(Path(sys.argv[1]))
+write_checkpoint(config, Path(sys.argv[2]) / "first")  # tables of quantiles and the like
+taken = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+resource.setrlimit(resource.RLIMIT_DATA, (taken + (64 << 20),) * 2)
+write_checkpoint(load_config(Path(sys.argv[3])), Path(sys.argv[2]) / "large")
+"""
+
+
+def test_tables_larger_than_the_memory_there_is(tmp_path: Path) -> None:
+    """200 MB of tables, written by a process that gets no more than 64 MB."""
+    rows = list(table_rows(520_000, 2, 4, 2))
+    for name, config in (
+        ("small", tiny_config(vision=False, draft=False)),
+        ("large", tiny_config(vision=False, draft=False, engram_vocab_size=520_000, engram_num_embeddings=rows)),
+    ):
+        (tmp_path / f"{name}.json").write_text(json.dumps(to_json(config)), encoding="utf-8")
+    command = [
+        sys.executable,
+        "-c",
+        WRITE_LIMITED,
+        *(str(tmp_path / name) for name in ("small.json", ".", "large.json")),
+    ]
+    subprocess.run(command, check=True, timeout=300)
+    assert sum(file.stat().st_size for file in (tmp_path / "large").iterdir()) > 200e6
