@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,12 +41,13 @@ def build_core(
         CapacityError: the memory limit leaves no room for one sequence.
     """
     before = resident_bytes()
-    loaded = load_model(path, load or _load_options(path, options), progress)
+    load = _with_ngrams(load or _load_options(path, options), options)
+    loaded = load_model(path, load, progress)
     model, config = loaded.model, loaded.model.config
     threads = choose_threads(config.hidden_size, options.threads)
     files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     max_context = min(options.max_context or config.max_positions, config.max_positions)
-    weights = max(files, resident_bytes() - before)
+    weights = max(files - _bytes_outside(model, load), resident_bytes() - before) + _row_cache_bytes(model)
     measured = Measured(process=before, weights=weights, scratch=_scratch(model, options, threads, max_context))
     plan = plan_memory(model.state_shape, options, max_context, measured)
     size = config.vocab_size if loaded.tokenizer is None else min(config.vocab_size, loaded.tokenizer.size)
@@ -59,6 +61,27 @@ def _load_options(path: Path, options: EngineOptions) -> LoadOptions:
     config = load_config(path)
     wants_draft = options.drafting != "off" and options.drafter != "lookup"
     return LoadOptions(has_draft=wants_draft and config.draft is not None, has_vision=config.vision is not None)
+
+
+def _with_ngrams(load: LoadOptions, options: EngineOptions) -> LoadOptions:
+    return replace(
+        load,
+        ngram_source=options.ngram_source or load.ngram_source,
+        ngram_cache_bytes=load.ngram_cache_bytes if options.ngram_cache_bytes is None else options.ngram_cache_bytes,
+        ngram_workers=options.ngram_workers or load.ngram_workers,
+    )
+
+
+def _bytes_outside(model: DeepseekV41, load: LoadOptions) -> int:
+    """Return the bytes of tables whose rows are read one by one; mapped ones come to count as memory when touched."""
+    if load.ngram_source != "read" or model.memory is None:
+        return 0
+    tables = model.memory.tables.values()
+    return sum(table.rows * (table.head_dim + table.head_dim // 32) for table in tables)
+
+
+def _row_cache_bytes(model: DeepseekV41) -> int:
+    return 0 if model.memory is None or model.memory.store is None else model.memory.store.cache_bytes
 
 
 def build_drafting(

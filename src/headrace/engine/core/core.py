@@ -16,6 +16,7 @@ from headrace.engine.core.holdings import Holdings
 from headrace.engine.core.image_rows import PromptImages
 from headrace.engine.core.limits import scheduler_config
 from headrace.engine.core.memory_plan import MemoryGuard, MemoryPlan
+from headrace.engine.core.ngram_feed import NgramFeed
 from headrace.engine.core.options import EngineOptions
 from headrace.engine.core.prefix_cache import PrefixCache
 from headrace.engine.core.request_memory import RequestMemory, request_budget
@@ -74,7 +75,9 @@ class EngineCore:
             is_on=options.has_prefix_cache,
         )
         self.cache.open_tiers(options)
-        self._scheduler = Scheduler(scheduler_config(options, plan, config, self.max_context))
+        rules = scheduler_config(options, plan, config, self.max_context)
+        self._scheduler = Scheduler(rules)
+        self._ngrams = NgramFeed(model, rules.chunk, rules.max_rows, rules.num_slots)
         self._accountant = Accountant(config, shape, model.ngram_bytes_per_token)
         self.samplers = Samplers(config, tokenizer)
         self._request_memory = RequestMemory(request_budget(self.max_context))
@@ -142,6 +145,7 @@ class EngineCore:
         """Let go of the files."""
         self.traces.close()
         self.cache.close()
+        self._ngrams.close()
 
     def audit(self) -> None:
         """Check every book against the pools.
@@ -196,7 +200,11 @@ class EngineCore:
             raise InternalError(f"no request can go on: {dict(plan.waits)}")  # a plan always moves somebody
         if rows.spans:
             self._use_threads(self._threads.prefill if rows.has_prefill else self._threads.decode)
+            if rows.has_prefill:
+                self._ngrams.ahead(rows.spans, plan.prefills, self._sequences)
             events += self._run(plan, rows, began)
+            rows.reads = self._ngrams.take_counts()
+            self.totals.ngram.add(rows.reads)
             self.totals.add_time(time.monotonic() - began)
             self.cache.note_prefill(plan.prefills, time.monotonic() - began)
         if self.options.is_audited:
@@ -301,13 +309,14 @@ class EngineCore:
             events += [event for sequence, reason in failed for event in self._answering.fail(sequence, reason)]
             rows.drop([sequence.request_id for sequence, _ in failed])
             found = self._forward(rows) if rows.spans else []
+        events += [event for sequence, error in rows.failed for event in self._answering.fail(sequence, error)]
         note_xrays(rows, self._steps, began)
         self.totals.add_rows(rows.sequences, rows.steps)
         for sequence, step in zip(rows.sequences, rows.steps, strict=True):
             sequence.counts.add(step.counts)
             sequence.replayed_rows += step.replayed_rows
             sequence.is_first_step = False
-            if step.kind == "prefill":
+            if step.kind == "prefill" and not sequence.is_over:
                 self.cache.publish(sequence, is_end=step.stop == sequence.num_prompt)
                 if step.stop < sequence.num_prompt or step.start > 0 or sequence.xray is not None:
                     name = sequence.submission.request_id
@@ -318,6 +327,7 @@ class EngineCore:
         events += self._answering.sample(found)
         for mine in found:
             self._settle(mine, rows)
+        self._ngrams.sampled(mine.sequence for mine in found if mine.taken)
         if self._drafting is not None:
             for one in plan.forks:
                 self._drafting.fork(self._sequences[one.parent], self._sequences[one.request_id])
@@ -326,7 +336,7 @@ class EngineCore:
 
     def _forward(self, rows: StepRows) -> list[Candidate]:
         wants_taps = self._drafting is not None and self._drafting.wants_taps
-        return run(self.model, rows, self.samplers.vocab_size, wants_taps=wants_taps)
+        return run(self.model, rows, self.samplers.vocab_size, self._accountant, wants_taps=wants_taps)
 
     def _settle(self, one: Candidate, rows: StepRows) -> None:
         """Take back the rows of guesses that were wrong, and count the others."""
@@ -365,7 +375,7 @@ class EngineCore:
     def _note(self, plan: StepPlan, rows: StepRows, began: float) -> None:
         books = (self._holdings.blocks.num_free, len(self.cache.index.block_ids))
         times = (began - self._began, time.monotonic() - began)
-        self.traces.add(trace_of(self._steps, times, plan, rows.steps, books))
+        self.traces.add(trace_of(self._steps, times, plan, rows, books))
 
     def _use_threads(self, count: int) -> None:
         if torch.get_num_threads() != count:

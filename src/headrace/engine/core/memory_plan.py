@@ -31,7 +31,8 @@ class MemoryPlan:
     Attributes:
         process: interpreter and libraries, measured before loading.
         libraries: what PyTorch's libraries keep for products of shapes they have met.
-        weights: the model, n-gram tables included, measured after loading.
+        weights: the model, measured after loading; n-gram tables included unless their rows are read one by one, and
+            the row cache before them.
         scratch: what one step of `max_rows` rows needs while it runs, measured.
         blocks: `num_blocks` blocks of 128 tokens.
         slots: fixed-size states of running sequences.

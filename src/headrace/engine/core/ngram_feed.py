@@ -1,4 +1,4 @@
-"""Asks for n-gram rows as early as their tokens are known: a chunk of a prompt ahead, and every sampled token at once."""
+"""Asks for n-gram rows as early as their tokens are known: a chunk ahead in a prompt, at once for a sampled token."""
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Several
@@ -30,6 +30,7 @@ class NgramFeed:
         self._before = NgramReads()
         if self._store is not None:
             self._store.allow_ahead(2 * max_rows + num_slots)
+            self._before.add(self._store.counts)  # loading and measuring read rows too
 
     def ahead(self, spans: Several[Span], chunks: Iterable[PrefillChunk], sequences: Mapping[str, Sequence]) -> None:
         """Ask for this step's rows, and behind them for those of the chunks that follow its chunks.

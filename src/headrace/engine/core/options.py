@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from headrace.core.errors import UserError
 from headrace.engine.threads import check_threads
+from headrace.memory.row_source import SOURCE_NAMES, SourceName
 
 Resume = Literal["exact", "replay"]
 PolicyName = Literal["none", "periodic", "full"]
@@ -18,6 +19,7 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "resume": ("exact", "replay"),
     "drafting": ("auto", "always", "off"),
     "drafter": (None, "model", "lookup"),
+    "ngram_source": (None, *SOURCE_NAMES),
 }
 
 
@@ -58,6 +60,10 @@ class EngineOptions:
             pauses, "off" does not draft. It changes no answer.
         drafter: "model" is the checkpoint's draft module, "lookup" looks for the newest tokens earlier in the text;
             None takes the module if there is one.
+        ngram_source: where rows of n-gram tables come from: "memory" loads the tables, "mmap" maps their files, "read"
+            reads rows with threads, for tables larger than memory. None takes what the model is loaded with ("mmap").
+        ngram_cache_bytes: row cache before the tables; None is 256 MiB or the tables' size, none for "memory".
+        ngram_workers: threads of the source "read"; None is 4. None of the three changes an answer.
         trace_steps: steps whose trace is kept in memory; 0 keeps none.
         trace_file: JSON lines of every step are appended here; None writes none.
     """
@@ -86,6 +92,9 @@ class EngineOptions:
     checkpoint_every: int = 8192
     drafting: Literal["auto", "always", "off"] = "auto"
     drafter: Literal["model", "lookup"] | None = None
+    ngram_source: SourceName | None = None
+    ngram_cache_bytes: int | None = None
+    ngram_workers: int | None = None
     trace_steps: int = 256
     trace_file: str | None = None
 
@@ -101,7 +110,7 @@ class EngineOptions:
                 raise UserError(f"{name} is {getattr(self, name)!r}; accepted are {wanted}", param=name)
         for name in ("num_slots", "max_waiting", "snapshot_every"):
             _whole(name, getattr(self, name), 1)
-        for name in ("max_rows", "max_context", "cache_tokens", "max_memory"):
+        for name in ("max_rows", "max_context", "cache_tokens", "max_memory", "ngram_workers"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1)
         if self.window_policy not in get_args(PolicyName):
@@ -111,7 +120,7 @@ class EngineOptions:
         _whole("cache_disk_bytes", self.cache_disk_bytes, 16 << 20)
         for name in ("host_cache_bytes", "min_free_disk"):
             _whole(name, getattr(self, name), 0)
-        for name in ("snapshot_bytes", "host_bytes", "trace_steps", "headroom_blocks"):
+        for name in ("snapshot_bytes", "host_bytes", "trace_steps", "headroom_blocks", "ngram_cache_bytes"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 0)
         if self.chunk is not None and self.chunk < 1:

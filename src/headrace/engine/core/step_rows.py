@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Container, Mapping
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,7 +17,8 @@ from headrace.engine.core.xray import ReadsProbe, StepXray
 from headrace.engine.drafting.proposal import Proposal
 from headrace.engine.sampling.logprobs import target_logprobs
 from headrace.engine.scheduler.plan import StepPlan
-from headrace.models.deepseek_v41.batch import ImageRows, Span
+from headrace.memory.row_counts import NgramReads
+from headrace.models.deepseek_v41.batch import ImageRows, Output, Span
 from headrace.models.deepseek_v41.model import DeepseekV41
 
 
@@ -25,8 +27,9 @@ class StepRows:
     """The rows of one step.
 
     `spans` and `sequences` belong together; `steps` says what each does; `samples` names those whose last row gives a
-    token, in the order of their spans; `proposals` are the guesses behind a decode row. `probe`
-    saw the forward pass, where a request asked for that.
+    token, in the order of their spans; `proposals` are the guesses behind a decode row. `probe` saw the forward pass,
+    where a request asked for that; `failed` are the sequences that read a damaged n-gram row in it, and `reads` what
+    reading n-gram rows took.
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -35,6 +38,8 @@ class StepRows:
     samples: list[bool] = field(default_factory=list)
     proposals: list[Proposal | None] = field(default_factory=list)
     probe: ReadsProbe | None = None
+    failed: list[tuple[Sequence, UserError]] = field(default_factory=list)
+    reads: NgramReads = field(default_factory=NgramReads)
     _had_guesses: bool = False
 
     @property
@@ -47,10 +52,10 @@ class StepRows:
         """Whether guesses were dropped."""
         return self._had_guesses
 
-    def drop_guesses(self, accountant: Accountant) -> None:
-        """Leave every decode row its newest token alone."""
+    def drop_guesses(self, accountant: Accountant, only: int | None = None) -> None:
+        """Leave every decode row, or only the one at a place, its newest token alone."""
         for place, proposal in enumerate(self.proposals):
-            if not proposal:
+            if not proposal or only not in {None, place}:
                 continue
             self._had_guesses = True
             step, span = self.steps[place], self.spans[place]
@@ -192,28 +197,37 @@ def _run_of(
     )
 
 
-def run(model: DeepseekV41, rows: StepRows, vocab_size: int, *, wants_taps: bool = False) -> list[Candidate]:
+def run(
+    model: DeepseekV41, rows: StepRows, vocab_size: int, accountant: Accountant, *, wants_taps: bool = False
+) -> list[Candidate]:
     """Run the model over the rows of a step; return what every sequence gets, in the order of their spans.
 
     Args:
         model: moves every state on.
         rows: see `lay_out`.
         vocab_size: ids from here on have no token; their logits are cut off.
+        accountant: counts rows that run once more.
         wants_taps: also give the drafter's taps.
 
-    State: adds prompt log-probabilities to the sequences that want them.
+    State: adds prompt log-probabilities to the sequences that want them, and to `rows.failed` those whose n-gram rows
+        are damaged; what they get is worthless.
     """
     watched = [span.state for span, sequence in zip(rows.spans, rows.sequences, strict=True) if sequence.wants_xray]
     rows.probe = ReadsProbe(model.plan, model.config.window, watched) if watched else None
     counts = [_logit_rows(sequence, step) for sequence, step in zip(rows.sequences, rows.steps, strict=True)]
-    output = model.forward(rows.spans, logit_rows=counts, wants_taps=wants_taps, probe=rows.probe)
-    logits, found = output.logits[:, :vocab_size], []
-    offset = first_tap = 0
+    output = model.forward(rows.spans, logit_rows=counts, wants_taps=wants_taps, probe=rows.probe, is_tolerant=True)
+    parts = _split(output, counts, [span.decoder_rows for span in rows.spans])
+    for place, fault in output.faults.items():
+        if rows.proposals[place]:  # it may be a guess that leads there, and a guess must not fail its request
+            parts[place], again = _run_without_guesses(model, rows, place, accountant, wants_taps=wants_taps)
+            rows.failed += [(rows.sequences[place], error) for error in again]
+        else:
+            rows.failed.append((rows.sequences[place], fault))
+    found = []
     for place, sequence in enumerate(rows.sequences):
         step = rows.steps[place]
-        mine = logits[offset : offset + counts[place]]
-        taps = None if output.taps is None else output.taps[first_tap : first_tap + step.decoder_rows]
-        offset, first_tap = offset + counts[place], first_tap + step.decoder_rows
+        mine, taps = parts[place]
+        mine = mine[:, :vocab_size]
         if step.decoder_rows and _wants_prompt(sequence, step):
             _note_prompt(sequence, step, mine)
         verified = 1 + step.drafts_proposed
@@ -227,6 +241,24 @@ def run(model: DeepseekV41, rows: StepRows, vocab_size: int, *, wants_taps: bool
             )
         )
     return found
+
+
+def _split(output: Output, counts: Several[int], decoder_rows: Several[int]) -> list[tuple[Tensor, Tensor | None]]:
+    """Return the logits and the taps of each span."""
+    logits = output.logits.split(list(counts))
+    if output.taps is None:
+        return [(mine, None) for mine in logits]
+    return list(zip(logits, output.taps.split(list(decoder_rows)), strict=True))
+
+
+def _run_without_guesses(
+    model: DeepseekV41, rows: StepRows, place: int, accountant: Accountant, *, wants_taps: bool
+) -> tuple[tuple[Tensor, Tensor | None], list[UserError]]:
+    """Take one sequence's rows of this step back and run its newest token alone; also return that token's fault."""
+    rows.spans[place].state.rollback(rows.steps[place].start)
+    rows.drop_guesses(accountant, only=place)
+    output = model.forward([rows.spans[place]], logit_rows=[1], wants_taps=wants_taps, is_tolerant=True)
+    return _split(output, [1], [1])[0], list(output.faults.values())
 
 
 def _logit_rows(sequence: Sequence, step: RequestStep) -> int:

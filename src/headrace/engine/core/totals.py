@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headrace.engine.core.trace import RequestStep, RowCounts
+from headrace.memory.row_counts import NgramReads
 
 if TYPE_CHECKING:
     from headrace.engine.core.sequence import Sequence
@@ -31,6 +32,7 @@ class Totals:
         generated_tokens: sampled tokens.
         replayed_rows: rows of bounded decoder replays.
         counts: everything the trace counts.
+        ngram: what reading n-gram rows took, by layer.
         drafts, drafted_tokens, accepted_tokens: rounds with drafts, their tokens, and those taken; by position.
         preemptions, returns: requests swapped out, and brought back.
         failed: requests that failed for a number that is none or a damaged row.
@@ -51,6 +53,7 @@ class Totals:
     generated_tokens: int = 0
     replayed_rows: int = 0
     counts: RowCounts = field(default_factory=RowCounts)
+    ngram: NgramReads = field(default_factory=NgramReads)
     drafts: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -65,7 +68,7 @@ class Totals:
             mine = getattr(self, name)
             if isinstance(value, Counter):
                 mine.update(value)
-            elif isinstance(value, RowCounts):
+            elif isinstance(value, RowCounts | NgramReads):
                 mine.add(value)
             else:
                 setattr(self, name, mine + value)

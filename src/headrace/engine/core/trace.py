@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from headrace.core.errors import UserError
+from headrace.memory.row_counts import RowReads
 
 
 @dataclass
@@ -78,6 +79,7 @@ class StepTrace:
 
     `waiting` names every request without rows and why; `preempted`, `returned` and `ended` who was swapped out, came
     back or ended (with its reason) at its beginning; `free_blocks` and `cached_blocks` are those of the pool after it.
+    `ngram` is what reading n-gram rows took since the step before, by layer.
     """
 
     step: int
@@ -91,6 +93,7 @@ class StepTrace:
     ended: tuple[tuple[str, str], ...] = ()
     free_blocks: int = 0
     cached_blocks: int = 0
+    ngram: dict[int, RowReads] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the trace as JSON can hold it."""

@@ -1,13 +1,12 @@
 """From a plan that was carried out to its trace."""
 
-from collections.abc import Sequence
-
-from headrace.engine.core.trace import RequestStep, StepTrace
+from headrace.engine.core.step_rows import StepRows
+from headrace.engine.core.trace import StepTrace
 from headrace.engine.scheduler.plan import StepPlan
 
 
 def trace_of(
-    step: int, times: tuple[float, float], plan: StepPlan, requests: Sequence[RequestStep], blocks: tuple[int, int]
+    step: int, times: tuple[float, float], plan: StepPlan, rows: StepRows, blocks: tuple[int, int]
 ) -> StepTrace:
     """Return the trace of a step.
 
@@ -15,7 +14,7 @@ def trace_of(
         step: its number.
         times: seconds since the engine's start when it began, and how long it took.
         plan: what was planned.
-        requests: what its rows did.
+        rows: what they did, and the n-gram rows read for them.
         blocks: free blocks after it, and blocks of the cache.
     """
     return StepTrace(
@@ -23,7 +22,8 @@ def trace_of(
         began_s=times[0],
         seconds=times[1],
         rows=plan.rows,
-        requests=tuple(requests),
+        requests=tuple(rows.steps),
+        ngram=rows.reads.layers,
         waiting=tuple((name, reason.value) for name, reason in plan.waits),
         preempted=tuple(one.request_id for one in plan.preemptions),
         returned=tuple(one.request_id for one in plan.swap_ins),
