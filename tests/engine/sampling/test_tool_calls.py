@@ -126,6 +126,20 @@ def fed(spec: Structured, text: str) -> Any:
     return matcher
 
 
+def test_as_many_tools_as_agents_bring_are_followed() -> None:
+    note = {"description": "what it is for " * 40}
+    tools = [
+        {"name": f"tool_{place}", "parameters": {"properties": {"a": {"enum": ["x", "y"], **note}}, "required": ["a"]}}
+        for place in range(128)
+    ]
+    spec = Structured.tool_calls(tools, is_parallel=False)
+    assert len(spec.text) > 65_536
+    (found,) = read_calls(TOKENIZER.decode(draw(spec, 1)))
+    assert re.fullmatch(r"tool_\d+", found[0])
+    with pytest.raises(UserError, match=r"tool_calls has .* bytes; accepted are 524,288 at most"):
+        Structured.tool_calls(tools * 8)
+
+
 FREE = {"name": "write", "parameters": {"properties": {"text": {"type": "string"}}, "required": ["text"]}}
 OPENING = f'<{MARKER} invoke name="write">\n<{MARKER} parameter name="text" string="true">'
 CLOSING = f"</{MARKER} parameter>\n</{MARKER} invoke>\n</{MARKER} calls>"

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from headrace.core.errors import UserError
 
 MAX_SPEC_BYTES = 64 << 10
+MAX_TOOLS_BYTES = 512 << 10  # agents bring many tools, each of them small
 MAX_NESTING = 100  # the compiler recurses; text that opens more brackets than this inside each other is refused
 
 Kind = Literal["json_schema", "regex", "choice", "grammar", "tool_calls"]
@@ -23,7 +24,7 @@ class Structured:
     Attributes:
         kind: what `text` is: "json_schema" (JSON), "regex" (matched whole), "choice" (a JSON list of strings),
             "grammar" (Lark with a rule `start`, or GBNF with a rule `root`) or "tool_calls" (JSON, see `tool_calls`).
-        text: the description, at most 64 KiB of UTF-8.
+        text: the description, at most 64 KiB of UTF-8, or 512 KiB of tools.
         after: special tokens, by their spelling, that must come in this order before the structure begins; what stands
             before and between them is free. Empty where the structure begins at once.
         is_optional: the answer may end before the last token of `after` has come.
@@ -48,8 +49,9 @@ class Structured:
             num_bytes = len(self.text.encode("utf-8"))
         except UnicodeEncodeError as error:
             raise _refusal(f"the {self.kind} holds half of a surrogate pair, which is not Unicode text") from error
-        if num_bytes > MAX_SPEC_BYTES:
-            raise _refusal(f"the {self.kind} has {num_bytes:,} bytes; accepted are {MAX_SPEC_BYTES:,} at most")
+        limit = MAX_TOOLS_BYTES if self.kind == "tool_calls" else MAX_SPEC_BYTES
+        if num_bytes > limit:
+            raise _refusal(f"the {self.kind} has {num_bytes:,} bytes; accepted are {limit:,} at most")
         depth = _nesting(self.text)
         if depth > MAX_NESTING:
             raise _refusal(f"the {self.kind} nests brackets {depth} deep; accepted are {MAX_NESTING} at most")
