@@ -26,7 +26,8 @@ KNOWN = [
 ]  # fmt: skip
 NEW = [
     "headrace:replay_rows_total", "headrace:index_positions_scored_total", "headrace:index_positions_skipped_total",
-    "headrace:ngram_rows_read_total", "headrace:layer_rows_total", "headrace:producer_rows_total",
+    "headrace:ngram_rows_read_total", "headrace:ngram_wait_seconds_total", "headrace:ngram_read_bytes_total",
+    "headrace:layer_rows_total", "headrace:producer_rows_total",
     "headrace:approximate_requests_total", "headrace:window_snapshots", "headrace:window_snapshot_bytes",
     "headrace:evicted_tokens_total", "headrace:engine_restarts_total", "headrace:engine_memory_bytes",
 ]  # fmt: skip
@@ -145,7 +146,13 @@ def test_counters_grow_by_what_the_answers_say(fresh: Inside) -> None:
     engram = fresh.llm.config.engram
     columns = engram.num_hashes * (engram.max_ngram - 1)
     rows = grown["headrace:rows_total{encoder}"] * len(engram.layer_ids) * columns
-    assert grown["headrace:ngram_rows_read_total"] == rows > 0
+    counts = ("requested", "unused", "hit", "read")
+    asked, unused, hit, read = (
+        sum(grown[f"headrace:ngram_rows_{count}_total{{{layer_id}}}"] for layer_id in engram.layer_ids)
+        for count in counts
+    )
+    assert asked - unused == rows > 0
+    assert asked - hit == read > 0
     assert grown["headrace:read_bytes_total{ngram}"] == sum(step.counts.ngram_bytes for step in steps)
 
 

@@ -6,14 +6,11 @@ tables that are read from their files. Every source gives the same bytes.
 """
 
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from typing import Protocol
 
 from headrace.core.errors import UserError
 from headrace.memory.row_format import Bytes, RowIds
 from headrace.memory.table import MemoryTable
-
-SourceName = Literal["memory", "mmap", "read"]
-SOURCE_NAMES: tuple[SourceName, ...] = ("memory", "mmap", "read")
 
 
 class Request(Protocol):

@@ -3,7 +3,7 @@
 Gauges are the engine's own books at the time of asking; counters go on over a restart of its process.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,19 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from headrace.engine.core.totals import ROW_BOUNDS, Totals
-from headrace.models.deepseek_v41.architecture import Config
+from headrace.memory.row_counts import RowReads
 
 Labelled = dict[tuple[str, ...], float]
+
+_NGRAM_COUNTS: tuple[tuple[str, str, Callable[[RowReads], float]], ...] = (
+    ("ngram_rows_requested", "Rows of n-gram tables that tokens asked for.", lambda reads: reads.requested),
+    ("ngram_rows_unique", "Those, each counted once a batch.", lambda reads: reads.unique),
+    ("ngram_rows_hit", "Those kept in the row cache or asked for twice in a batch.", lambda reads: reads.hits),
+    ("ngram_rows_read", "Those that came from the table.", lambda reads: reads.read),
+    ("ngram_rows_unused", "Those of tokens that were announced and never ran.", lambda reads: reads.unused),
+    ("ngram_read_bytes", "Bytes of the rows that came from the table.", lambda reads: reads.read_bytes),
+    ("ngram_wait_seconds", "Seconds that layers stood still for rows.", lambda reads: reads.wait_s),
+)
 
 
 @dataclass(frozen=True)
@@ -30,10 +40,8 @@ class _Family:
 class EngineMetrics(Collector):
     """Turns what the engine told last into metrics."""
 
-    def __init__(self, model_name: str, config: Config) -> None:
+    def __init__(self, model_name: str) -> None:
         self._name = model_name
-        engram = config.engram
-        self._ngram_rows = 0 if engram is None else len(engram.layer_ids) * engram.num_hashes * (engram.max_ngram - 1)
         self._status: dict[str, int] | None = None
         self._pid: int | None = None
         self._before, self._newest = Totals(), Totals()
@@ -62,7 +70,7 @@ class EngineMetrics(Collector):
             for labels, value in family.values.items():
                 gauge.add_metric([self._name, *labels], value)
             yield gauge
-        for family in [*_prompts(totals), *_work(totals, self._ngram_rows), *_drafts(totals), *self._engine(totals)]:
+        for family in [*_prompts(totals), *_work(totals), *_ngrams(totals), *_drafts(totals), *self._engine(totals)]:
             counter = CounterMetricFamily(family.name, family.text, labels=["model_name", *family.labels])
             for labels, value in family.values.items():
                 counter.add_metric([self._name, *labels], value)
@@ -157,7 +165,7 @@ def _prompts(totals: Totals) -> Iterator[_Family]:
     yield _one("headrace:approximate_requests", "Requests with windows rebuilt by replay.", totals.approximate)
 
 
-def _work(totals: Totals, ngram_rows: int) -> Iterator[_Family]:
+def _work(totals: Totals) -> Iterator[_Family]:
     counts = totals.counts
     halves: Labelled = {("encoder",): totals.encoder_rows, ("decoder",): totals.decoder_rows}
     replayed: Labelled = {
@@ -172,9 +180,14 @@ def _work(totals: Totals, ngram_rows: int) -> Iterator[_Family]:
     yield _one("headrace:producer_rows", "Tokens on which only the decoder's producer ran.", counts.producer_rows)
     yield _one("headrace:index_positions_scored", "Entries that an index scored.", counts.index_scored)
     yield _one("headrace:index_positions_skipped", "Visible entries that no index scored.", counts.index_skipped)
-    yield _one("headrace:ngram_rows_read", "Rows read from n-gram tables.", totals.encoder_rows * ngram_rows)
     yield _Family("headrace:read_bytes", "Bytes read, by kind of memory.", ("kind",), read)
     yield _Family("headrace:written_bytes", "Bytes written, by kind of memory.", ("kind",), written)
+
+
+def _ngrams(totals: Totals) -> Iterator[_Family]:
+    for name, text, count in _NGRAM_COUNTS:
+        values = {(str(layer_id),): float(count(reads)) for layer_id, reads in totals.ngram.layers.items()}
+        yield _Family(f"headrace:{name}", text, ("layer",), values)
 
 
 def _drafts(totals: Totals) -> Iterator[_Family]:

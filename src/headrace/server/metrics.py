@@ -5,7 +5,6 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from headrace.core.errors import HeadraceError
 from headrace.engine.core.totals import Totals
 from headrace.engine.result import Result
-from headrace.models.deepseek_v41.architecture import Config
 from headrace.server.engine_metrics import EngineMetrics
 from headrace.server.errors import refusal
 
@@ -20,7 +19,7 @@ _FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "deadline
 class Metrics:
     """Owns the registry. Called from the event loop only."""
 
-    def __init__(self, model_name: str, config: Config) -> None:
+    def __init__(self, model_name: str) -> None:
         disable_created_metrics()  # dashboards read none of them
         self._registry = CollectorRegistry()
         self._name = model_name
@@ -44,7 +43,7 @@ class Metrics:
         )
         for reason in sorted(set(_FINISHED.values())):
             self._success.labels(model_name, reason)
-        self.engine = EngineMetrics(model_name, config)
+        self.engine = EngineMetrics(model_name)
         self._registry.register(self.engine)
 
     def between_tokens(self, seconds: float) -> None:

@@ -48,7 +48,7 @@ class ServerState:
 
     def __init__(self, llm: LLM, settings: ServerSettings, name: str) -> None:
         self.llm, self.settings, self.name = llm, settings, name
-        self.metrics = Metrics(name, llm.config)
+        self.metrics = Metrics(name)
         self.started = time.time()
         self.xrays = XrayStore(llm.config, name, llm.tokenizer)
         self.protocol = Protocol(llm.config, llm.tokenizer, settings)

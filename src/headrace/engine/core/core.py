@@ -84,7 +84,7 @@ class EngineCore:
         self._sequences: dict[str, Sequence] = {}
         self._drafting = drafting
         self.traces = TraceLog(options.trace_steps, options.trace_file)
-        self.totals = Totals()
+        self.totals = Totals(ngram=self._ngrams.take_counts())
         self._answering = Answering(self._sequences, self._scheduler, self.totals, model.numerics.name)
         self._guard = MemoryGuard(plan)
         self._began = time.monotonic()

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from headrace.core.errors import UserError
 from headrace.engine.threads import check_threads
-from headrace.memory.row_source import SOURCE_NAMES, SourceName
+from headrace.memory.source_name import SOURCE_NAMES, SourceName
 
 Resume = Literal["exact", "replay"]
 PolicyName = Literal["none", "periodic", "full"]

@@ -9,7 +9,7 @@ import torch
 from headrace.core.errors import CheckpointError
 from headrace.kernels.native.choice import choose
 from headrace.memory.addressing import Addressing
-from headrace.memory.row_source import SourceName
+from headrace.memory.source_name import SourceName
 from headrace.models.deepseek_v41.config import Config, load_config
 from headrace.models.deepseek_v41.model import DeepseekV41, Numerics
 from headrace.models.deepseek_v41.ngram_sources import DEFAULT_WORKERS, check_settings, open_store

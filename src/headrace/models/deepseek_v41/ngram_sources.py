@@ -4,8 +4,9 @@ from headrace.checkpoint.catalog import TensorEntry
 from headrace.core.errors import InternalError, UserError
 from headrace.memory.read_pool import ReadPool
 from headrace.memory.read_source import ReadSource, StoredRows
-from headrace.memory.row_source import SOURCE_NAMES, RowSource, SourceName, TableSource
+from headrace.memory.row_source import RowSource, TableSource
 from headrace.memory.row_store import RowStore
+from headrace.memory.source_name import SOURCE_NAMES, SourceName
 from headrace.memory.table import MemoryTable
 from headrace.models.deepseek_v41.weights import Weights
 
