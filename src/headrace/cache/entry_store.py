@@ -96,6 +96,22 @@ class EntryStore(ABC):
             self._write(self.length + skipped, encoded)
         self.length += count
 
+    def admit(self, count: int) -> int:
+        """Take `count` new rows as stored and return how many of them are there already.
+
+        The bytes of the others are put into `planes` by whoever calls.
+        """
+        if count == 0:
+            return 0
+        skipped = self._skipped(count)
+        self._check_writable(self.length + skipped, self.length + count)
+        self.length += count
+        return skipped
+
+    @abstractmethod
+    def _check_writable(self, low: int, high: int) -> None:
+        """Refuse to write rows `low` .. `high` - 1 where that is not allowed."""
+
     def truncate(self, num_tokens: int) -> None:
         """Forget every row that needs a token at or after position `num_tokens`."""
         self.length = min(self.length, num_tokens // self.ratio)

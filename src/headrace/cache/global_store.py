@@ -38,6 +38,9 @@ class GlobalStore(EntryStore):
         self.reserve(self.length + count)
         return 0
 
+    def _check_writable(self, low: int, high: int) -> None:
+        """All rows are the store's own."""
+
     def _write(self, first: int, encoded: tuple[Tensor, ...]) -> None:
         for plane, part in zip(self._planes, encoded, strict=True):
             plane[first : first + part.shape[0]] = part

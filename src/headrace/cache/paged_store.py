@@ -49,10 +49,13 @@ class PagedStore(EntryStore):
 
     def _write(self, first: int, encoded: tuple[Tensor, ...]) -> None:
         last = first + encoded[0].shape[0]
-        self._table.check_writable(first * self.ratio, last * self.ratio)
+        self._check_writable(first, last)
         places = self._places(torch.arange(first, last, device=encoded[0].device))
         for plane, part in zip(self._planes, encoded, strict=True):
             plane.index_copy_(0, places, part)
+
+    def _check_writable(self, low: int, high: int) -> None:
+        self._table.check_writable(low * self.ratio, high * self.ratio)
 
     def _places(self, rows: Tensor) -> Tensor:
         return self._table.places(rows, self.ratio)

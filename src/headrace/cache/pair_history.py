@@ -50,6 +50,24 @@ class PairHistory:
         rows = torch.stack((values_TH[-kept:], gates_TH[-kept:]), 1)
         self._rows.index_copy_(0, slots, rows)
 
+    @property
+    def rows(self) -> Tensor:
+        """The buffer, float32 [depth, 2, H]; it never moves."""
+        return self._rows
+
+    def advance(self, first: int, count: int) -> None:
+        """Take `count` rows from position `first` on as stored, after an open pair was read.
+
+        The bytes are put in place by whoever calls.
+
+        Raises:
+            InternalError: `first` is not the position after the newest row, or the open pair is not held.
+        """
+        if first != self.end or (first % 2 and first - 1 < self.oldest):
+            raise InternalError(f"pair row {first} was stored after row {self.end - 1} of {self.oldest}")
+        self.end = first + count
+        self.oldest = max(self.oldest, self.end - self.depth)
+
     def read(self, position: int) -> tuple[Tensor, Tensor]:
         """Return value and gate [1, H] of a position that is still held."""
         if not self.oldest <= position < self.end:

@@ -12,8 +12,11 @@ from headrace.kernels.native.library import load, why_absent
 OPERATIONS: Final = MappingProxyType(
     {
         "mhc": "hyper-connections: statistic, coefficients, Sinkhorn, collapse and norm; expansion",
-        "attention": "projections, window rows, gather of entries, attention with a sink, output projection",
+        "ngram": "n-gram memory: key and value product, gate",
+        "compress": "global entries and index keys: products, pooling, norms, FP4 rounding, store",
+        "attention": "projections, window rows, index scores and top-k, gather, attention with a sink, output",
         "experts": "router, routed FP4 experts, shared FP8 expert",
+        "head": "last collapse and norm, vocabulary product",
     }
 )
 """Operations that native kernels can do, in the order of a layer."""

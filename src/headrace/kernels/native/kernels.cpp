@@ -5,3 +5,6 @@
 #include "experts/kernel.cpp"
 #include "rows/kernel.cpp"
 #include "attention/kernel.cpp"
+#include "index/kernel.cpp"
+#include "compress/kernel.cpp"
+#include "ngram/kernel.cpp"

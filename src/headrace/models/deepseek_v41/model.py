@@ -14,12 +14,7 @@ from torch import Tensor
 from headrace.cache.sequence_state import SequenceState
 from headrace.cache.state_shape import StateShape
 from headrace.core.errors import CapacityError, UserError
-from headrace.kernels.block_quant import fake_q8
 from headrace.kernels.native.choice import choose
-from headrace.kernels.ngram_gate import inject
-from headrace.kernels.product import linear, linear_fp32
-from headrace.kernels.rms_norm import rms_norm
-from headrace.kernels.stream_mix import collapse
 from headrace.memory.addressing import Addressing
 from headrace.memory.row_store import RowStore
 from headrace.models.deepseek_v41.attention import Frequencies
@@ -27,7 +22,7 @@ from headrace.models.deepseek_v41.batch import Output, Rows, Span, Work, flatten
 from headrace.models.deepseek_v41.config import Config
 from headrace.models.deepseek_v41.native_attention import Shared
 from headrace.models.deepseek_v41.ngram_rows import NgramMemory, NgramRows
-from headrace.models.deepseek_v41.operations import choose_operations
+from headrace.models.deepseek_v41.operations import choose_head, choose_operations
 from headrace.models.deepseek_v41.parameters import LayerWeights, Parameters
 from headrace.models.deepseek_v41.plan import build_plan
 from headrace.models.deepseek_v41.probe import Probe
@@ -103,6 +98,7 @@ class DeepseekV41:
         self.plan = build_plan(config)
         self.frequencies = Frequencies.build(config, device)
         choice = choose(numerics.kernels)
+        self._head = choose_head(parameters, config, choice)
         self._operations = [choose_operations(layer, config, self.frequencies, choice) for layer in parameters.layers]
         tables = {layer.plan.id: layer.ngram.table for layer in parameters.layers if layer.ngram is not None}
         self.memory = None if addressing is None else NgramMemory(addressing, tables, row_store)
@@ -235,11 +231,9 @@ class DeepseekV41:
         return _Pass(rows, x_TMD, pre_TM, ngrams, is_dead, [], Published(), work, probe)
 
     def _inject(self, layer: LayerWeights, run: _Pass) -> None:
-        weights = layer.ngram
-        if weights is None:
-            return
-        kv = linear(fake_q8(run.ngrams.take(layer.plan.id, self.parameters.embed)), weights.kv)
-        run.x_TMD = inject(run.x_TMD, kv, weights.q_weight, weights.k_weight, run.is_dead, self.config.norm_eps)
+        inject = self._operations[layer.plan.id].inject
+        if inject is not None:
+            run.x_TMD = inject(run.x_TMD, run.ngrams.take(layer.plan.id, self.parameters.embed), run.is_dead)
 
     def _enter_decoder(self, layer: LayerWeights, spans: list[Span], run: _Pass) -> None:
         """Produce the decoder's global KV for all rows, then go on with the rows the decoder has to run on."""
@@ -255,7 +249,7 @@ class DeepseekV41:
         if run.probe is not None:
             x_TMD, pre_TM = run.probe.producer_input(layer.plan.id, run.rows, x_TMD, pre_TM)
         operations = self._operations[layer.plan.id]
-        operations.attention.produce(run.rows, operations.attn_input(x_TMD, pre_TM))
+        operations.produce(run.rows, operations.attn_input(x_TMD, pre_TM))
         run.has_produced = True
         run.work.producer_rows += dropped
         run.keep(*keep_tails(run.rows, counts))
@@ -270,7 +264,7 @@ class DeepseekV41:
         operations = self._operations[layer_id]
         attn = operations.open_attn(run.x_TMD, run.pre_TM)
         if layer.plan.role == "full" and not (layer_id == config.cut and run.has_produced):
-            operations.attention.produce(rows, attn.u_TD)
+            operations.produce(rows, attn.u_TD)
         is_fp32 = self.numerics.is_fp32_index
         out_TD = operations.attend(rows, attn.u_TD, run.published, run.work, run.shared, is_fp32_index=is_fp32)
         x_TMD = operations.expand(out_TD, run.x_TMD, attn)
@@ -299,6 +293,4 @@ class DeepseekV41:
         if sum(wanted) < run.rows.count:
             _, index = keep_tails(run.rows, wanted)
             x, pre = x[index], pre[index]
-        y = collapse(x, pre)
-        z = rms_norm(y, self.parameters.norm, self.config.norm_eps)
-        return linear_fp32(z, self.parameters.head, self.config.vocab_size)
+        return self._head(x, pre)

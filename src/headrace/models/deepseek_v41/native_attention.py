@@ -1,28 +1,26 @@
 """Attention of one layer on native kernels: about six calls for all sequences of a batch.
 
-What does not change between layers of one pass is made once (`Shared`): rotations, the table of segments, decoded
-entries, and the picks of rows that see few entries.
+What does not change between layers of one pass is made once (`Shared`): rotations, the table of segments and decoded
+entries.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from headrace.cache.entry_store import EntryStore
-from headrace.kernels.block_quant import fake_q4i
-from headrace.kernels.index_topk import all_visible
 from headrace.kernels.native.attention import SEGMENT_FIELDS, Attention, Planes, gather
 from headrace.kernels.native.library import Library
 from headrace.kernels.native.product import Product
 from headrace.kernels.native.rows import WindowRows
-from headrace.kernels.rope import rotate, rotation
+from headrace.kernels.rope import rotation
 from headrace.models.deepseek_v41.attention import Frequencies, Turn
 from headrace.models.deepseek_v41.batch import Rows, Work
 from headrace.models.deepseek_v41.config import Config
+from headrace.models.deepseek_v41.native_index import NativeIndex
 from headrace.models.deepseek_v41.parameters import LayerWeights
-from headrace.models.deepseek_v41.selection import Published, QueryRows, select
+from headrace.models.deepseek_v41.selection import Published
 from headrace.models.deepseek_v41.tiled import TiledAttention
 
 _COLUMN = {name: place for place, name in enumerate(SEGMENT_FIELDS)}
@@ -43,8 +41,6 @@ class Shared:
         self._rows: Rows | None = None
         self._turns: dict[int, Turn] = {}
         self._entries: dict[tuple[int | None, int | None], list[Entries]] = {}
-        self.visible: dict[int, list[Tensor]] = {}
-        self.easy: dict[tuple[int, int], list[Tensor]] = {}
         self.table = np.zeros((0, len(SEGMENT_FIELDS)), dtype=np.int64)
         self._rings = np.zeros((0, 0, 2), dtype=np.int64)
 
@@ -53,7 +49,7 @@ class Shared:
         if self._rows is rows:
             return
         self._rows = rows
-        self._turns, self._entries, self.visible, self.easy = {}, {}, {}, {}
+        self._turns, self._entries = {}, {}
         self.table = np.zeros((len(rows.segments), len(SEGMENT_FIELDS)), dtype=np.int64)
         for place, segment in enumerate(rows.segments):
             self.table[place, :3] = segment.offset, segment.count, segment.first
@@ -89,15 +85,6 @@ class Shared:
         return Entries(gather(library, planes, picked_TK.view(-1), picked_TK.numel()), is_by_slot=True)
 
 
-@dataclass
-class _Index:
-    """Query side of the indexer."""
-
-    q_b: Product
-    head_weights: Product
-    scale: float = field(default=1.0)
-
-
 class NativeAttention:
     """Attention of one backbone layer."""
 
@@ -121,11 +108,7 @@ class NativeAttention:
             scale=config.head_dim**-0.5,
             **shape,
         )
-        self._index: _Index | None = None
-        if tiled.index_q_b is not None and tiled.head_weights is not None:
-            scale = config.index_head_dim**-0.5 * config.index_heads**-0.5
-            query = Product(library, tiled.index_q_b, is_quantised=True)
-            self._index = _Index(query, Product(library, tiled.head_weights, is_quantised=False), scale)
+        self._index = NativeIndex(library, layer.plan, tiled, config)
 
     def run(
         self, rows: Rows, u_TD: Tensor, published: Published, work: Work, shared: Shared, *, is_fp32_index: bool
@@ -137,8 +120,8 @@ class NativeAttention:
         shared.begin(rows)
         turn = shared.turn(rows, self._frequencies)
         finished = self._window_rows(self._q_a_kv(u_TD), *turn)
-        if self._index is not None:
-            self._select(self._index, rows, u_TD, finished.latent_TR, turn, (published, work, shared), is_fp32_index)
+        inputs = (u_TD, finished.latent_TR, turn)
+        self._index.publish(rows, inputs, published, work, is_fp32=is_fp32_index)
         q = self._q_b(finished.latent_TR)
         self._fill(rows, shared, published.picked)
         value = self._attention(q, turn, finished, shared.table)
@@ -165,41 +148,3 @@ class NativeAttention:
                 entries.rows_CH.data_ptr(),
                 entries.is_by_slot,
             )
-
-    def _select(
-        self,
-        index: _Index,
-        rows: Rows,
-        u_TD: Tensor,
-        latent_TR: Tensor,
-        turn: Turn,
-        state: tuple[Published, Work, Shared],
-        is_fp32: bool,
-    ) -> None:
-        """Publish the rows' picks; nothing is scored while every row sees no more entries than there are slots."""
-        published, work, shared = state
-        config, ratio = self._config, self._plan.ratio
-        top_k = min(config.index_topk, config.max_positions)
-        most = max((segment.first + segment.count) // ratio for segment in rows.segments)
-        if most <= top_k:
-            self._publish_all(rows, published, shared, top_k)
-            return
-        q = index.q_b(latent_TR).view(-1, config.index_heads, config.index_head_dim)
-        head_weights = index.head_weights(u_TD)
-        head_weights = head_weights.float() if is_fp32 else head_weights
-        query = QueryRows(fake_q4i(rotate(q, *turn)), head_weights * index.scale)
-        select(self._plan, config, rows, query, published, work, is_fp32)
-
-    def _publish_all(self, rows: Rows, published: Published, shared: Shared, top_k: int) -> None:
-        ratio = self._plan.ratio
-        key = (ratio, top_k)
-        if key not in shared.easy:
-            visible = [
-                torch.div(rows.positions[segment.rows] + 1, ratio, rounding_mode="floor") for segment in rows.segments
-            ]
-            shared.easy[key] = [all_visible(one, top_k) for one in visible]
-        published.picked = shared.easy[key]
-        if self._plan.has_candidates:
-            config = self._config
-            count = min(config.candidate_blocks, -(-config.max_positions // config.candidate_block_size))
-            published.blocks = [torch.full((segment.count, count), -1) for segment in rows.segments]

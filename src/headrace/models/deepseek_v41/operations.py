@@ -13,15 +13,21 @@ from headrace.kernels.block_quant import fake_q8
 from headrace.kernels.native.choice import Choice
 from headrace.kernels.native.experts import Experts
 from headrace.kernels.native.library import Library, load
+from headrace.kernels.native.ngram import NgramGate
+from headrace.kernels.native.product import Product
 from headrace.kernels.native.streams import Opened, Streams, collapse_norm, expand
-from headrace.kernels.stream_mix import Mixes
+from headrace.kernels.ngram_gate import inject
+from headrace.kernels.product import linear, linear_fp32
+from headrace.kernels.rms_norm import rms_norm
+from headrace.kernels.stream_mix import Mixes, collapse
 from headrace.kernels.stream_mix import expand as torch_expand
 from headrace.models.deepseek_v41.attention import Frequencies, LayerAttention
 from headrace.models.deepseek_v41.batch import Rows, Work
 from headrace.models.deepseek_v41.block import experts_of, half_input, half_mixes, live_router
 from headrace.models.deepseek_v41.config import Config
 from headrace.models.deepseek_v41.native_attention import NativeAttention, Shared
-from headrace.models.deepseek_v41.parameters import LayerWeights, MixWeights
+from headrace.models.deepseek_v41.native_producer import NativeProducer
+from headrace.models.deepseek_v41.parameters import LayerWeights, MixWeights, Parameters
 from headrace.models.deepseek_v41.selection import Published
 
 Open = Callable[[Tensor, Tensor], Opened]
@@ -30,6 +36,12 @@ Expand = Callable[[Tensor, Tensor, Opened], Tensor]
 """Takes a half's output [T, D], the streams before it and its coefficients; gives the new streams."""
 RunExperts = Callable[[Tensor, Tensor | None], Tensor]
 """Takes the half's input [T, D] and image marks [T]; gives its output [T, D]."""
+
+
+Inject = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Takes streams [T, M, D], n-gram rows [T, C U] and dead marks [T]; gives the new streams."""
+HeadLogits = Callable[[Tensor, Tensor], Tensor]
+"""Takes streams and pending pre-mix of the wanted rows; gives float32 logits [R, V]."""
 
 
 class Attend(Protocol):
@@ -46,10 +58,11 @@ class Attend(Protocol):
 class LayerOperations:
     """The operations of one layer.
 
-    `attention` is PyTorch's: it also produces global entries. `attn_input` gives the attention half's input alone.
+    `produce` appends global entries and index keys (KV sources). `attn_input` gives the attention half's input alone.
     """
 
-    attention: LayerAttention
+    produce: Callable[[Rows, Tensor], None]
+    inject: Inject | None
     attend: Attend
     attn_input: Callable[[Tensor, Tensor], Tensor]
     open_attn: Open
@@ -65,7 +78,8 @@ def choose_operations(layer: LayerWeights, config: Config, frequencies: Frequenc
     native = choice.native
     with_mhc = library if "mhc" in native else None
     return LayerOperations(
-        attention=attention,
+        produce=_produce(layer, config, frequencies, attention, library if "compress" in native else None),
+        inject=_inject(layer, config, library if "ngram" in native else None),
         attend=_attend(layer, config, frequencies, attention, library if "attention" in native else None),
         attn_input=_input(layer, config, with_mhc),
         open_attn=_open(layer.attn_mix, layer.attn_norm, config, with_mhc),
@@ -133,3 +147,48 @@ def _attend(
         return attention.run(rows, u_TD, published, work, is_fp32_index=is_fp32_index)
 
     return attend
+
+
+def _produce(
+    layer: LayerWeights, config: Config, frequencies: Frequencies, attention: LayerAttention, library: Library | None
+) -> Callable[[Rows, Tensor], None]:
+    tiled = None if layer.tiled is None else layer.tiled.compressor
+    if library is None or tiled is None or layer.compressor is None:
+        return attention.produce
+    return NativeProducer(library, layer, layer.compressor, tiled, config, frequencies).produce
+
+
+def _inject(layer: LayerWeights, config: Config, library: Library | None) -> Inject | None:
+    weights = layer.ngram
+    if weights is None:
+        return None
+    eps = config.norm_eps
+    if library is not None and layer.tiled is not None and layer.tiled.ngram is not None:
+        product = Product(library, layer.tiled.ngram, is_quantised=True)
+        gate = NgramGate(library, weights.q_weight, weights.k_weight, eps=eps)
+
+        def inject_native(x_TMD: Tensor, rows_TE: Tensor, is_dead_T: Tensor) -> Tensor:
+            gate(x_TMD, product(rows_TE), is_dead_T)
+            return x_TMD
+
+        return inject_native
+
+    def inject_torch(x_TMD: Tensor, rows_TE: Tensor, is_dead_T: Tensor) -> Tensor:
+        kv = linear(fake_q8(rows_TE), weights.kv)
+        return inject(x_TMD, kv, weights.q_weight, weights.k_weight, is_dead_T, eps)
+
+    return inject_torch
+
+
+def choose_head(parameters: Parameters, config: Config, choice: Choice) -> HeadLogits:
+    """Return what turns the last streams into logits."""
+    norm, eps = parameters.norm, config.norm_eps
+    if "head" in choice.native and parameters.tiled_head is not None:
+        library = load()
+        product = Product(library, parameters.tiled_head, is_quantised=False, is_float=True)
+        return lambda x_TMD, pre_TM: product(collapse_norm(library, x_TMD.contiguous(), pre_TM.contiguous(), norm, eps))
+
+    def logits(x_TMD: Tensor, pre_TM: Tensor) -> Tensor:
+        return linear_fp32(rms_norm(collapse(x_TMD, pre_TM), norm, eps), parameters.head, config.vocab_size)
+
+    return logits

@@ -14,11 +14,19 @@ from headrace.core.errors import InternalError
 from headrace.kernels.block_quant import decode_fp8_weight
 from headrace.kernels.grouped_experts import Expert, ExpertSet, PackedExperts, PackedMatrix
 from headrace.kernels.native.choice import Choice
+from headrace.kernels.native.tiles import Matrix, tile_bf16
 from headrace.kernels.product import pad_columns
 from headrace.memory.table import Table
 from headrace.models.deepseek_v41.config import Config
 from headrace.models.deepseek_v41.plan import LayerPlan, build_plan
-from headrace.models.deepseek_v41.tiled import HeldElsewhere, TiledLayer, tile_attention, tile_experts
+from headrace.models.deepseek_v41.tiled import (
+    HeldElsewhere,
+    TiledLayer,
+    tile_attention,
+    tile_compressor,
+    tile_experts,
+    tile_ngram,
+)
 from headrace.models.deepseek_v41.weights import Weights
 
 
@@ -126,7 +134,10 @@ class DraftWeights:
 
 @dataclass(frozen=True)
 class Parameters:
-    """A whole model. `vision` holds the image tower's tensors by official name, empty if it was not loaded."""
+    """A whole model. `vision` holds the image tower's tensors by official name, empty if it was not loaded.
+
+    `tiled_head` is what a native vocabulary head reads; `head` is empty then, unless the draft module needs it.
+    """
 
     embed: Tensor
     head: Tensor
@@ -134,6 +145,7 @@ class Parameters:
     layers: tuple[LayerWeights, ...]
     draft: DraftWeights | None
     vision: dict[str, Tensor]
+    tiled_head: Matrix | None = None
 
 
 class _Source:
@@ -158,9 +170,9 @@ class _Source:
     def bytes(self, name: str) -> Tensor:
         return self.take(name).contiguous().view(torch.uint8)
 
-    def stored(self, name: str) -> Tensor:
+    def stored(self, name: str, *, keeps: bool = False) -> Tensor:
         """Hand out bytes of FP8 and FP4 matrices and their scales, and anything else as it is stored."""
-        tensor = self.take(name).contiguous()
+        tensor = (self._tensors[name] if keeps else self.take(name)).contiguous()
         return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
     def nothing(self) -> Tensor:
@@ -206,9 +218,11 @@ def build_parameters(
         name: source.dense(name)
         for name in source.names(("vision.", "aligner.", "image_start", "image_end", "image_newline"))
     }
+    tiled_head = tile_bf16(source.stored("head.weight", keeps=draft is not None)) if "head" in source.native else None
     parameters = Parameters(
         embed=source.dense("embed.weight"),
-        head=source.fp32_matrix("head.weight"),
+        head=source.fp32_matrix("head.weight") if source.has("head.weight") else source.nothing(),
+        tiled_head=tiled_head,
         norm=source.fp32("norm.weight"),
         layers=layers,
         draft=draft,
@@ -249,7 +263,12 @@ def _tiled(source: _Source, prefix: str, plan: LayerPlan, config: Config) -> Til
         attention = tile_attention(source.stored, f"{prefix}.attn", config, has_index_query=has_query)
     if "experts" in source.native:
         experts = tile_experts(source.stored, f"{prefix}.ffn", plan, config.num_experts)
-    return TiledLayer(attention, experts)
+    has_compressor = "compress" in source.native and plan.role == "full"
+    compressor = tile_compressor(source.stored, f"{prefix}.attn", plan) if has_compressor else None
+    has_ngram = "ngram" in source.native and plan.has_ngram
+    return TiledLayer(
+        attention, experts, compressor, tile_ngram(source.stored, f"{prefix}.engram") if has_ngram else None
+    )
 
 
 def _attention_norms(source: _Source, prefix: str, _: Config) -> AttentionWeights:
@@ -290,6 +309,10 @@ def _attention(source: _Source, prefix: str, config: Config) -> AttentionWeights
 def _compressor(source: _Source, prefix: str, plan: LayerPlan) -> CompressorWeights | None:
     if plan.role != "full":
         return None
+    if "compress" in source.native and not plan.is_draft:
+        nothing = source.nothing()
+        norms = [source.fp32(f"{prefix}.{name}.weight") for name in ("compressor.norm", "indexer.k_norm")]
+        return CompressorWeights(nothing, None, norms[0], nothing, norms[1])
     is_pair = plan.ratio == 2
     kv = f"{prefix}.compressor.wkv.weight"
     return CompressorWeights(
@@ -330,7 +353,7 @@ def _ngram(source: _Source, prefix: str, plan: LayerPlan) -> NgramWeights | None
         return None
     return NgramWeights(
         table=source.tables[plan.id],
-        kv=source.fp8(f"{prefix}.wkv"),
+        kv=source.nothing() if "ngram" in source.native else source.fp8(f"{prefix}.wkv"),
         q_weight=source.fp32(f"{prefix}.q_weight"),
         k_weight=source.fp32(f"{prefix}.k_weight"),
     )

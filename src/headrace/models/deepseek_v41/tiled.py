@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace.core.errors import InternalError
+from headrace.kernels.native.choice import OPERATIONS
 from headrace.kernels.native.experts import ExpertMatrices
 from headrace.kernels.native.tiles import Matrix, tile_bf16, tile_fp4, tile_fp8
 from headrace.models.deepseek_v41.config import Config
@@ -35,11 +36,22 @@ class TiledAttention:
 
 
 @dataclass(frozen=True)
+class TiledCompressor:
+    """Producer of entries: `kv` and `gate` (None at ratio 1) [H, D], `index_key` [I, H], bfloat16."""
+
+    kv: Matrix
+    gate: Matrix | None
+    index_key: Matrix
+
+
+@dataclass(frozen=True)
 class TiledLayer:
-    """What native kernels read of one layer; None where PyTorch does the operation."""
+    """What native kernels read of one layer; None where PyTorch does the operation, or the layer has none."""
 
     attention: TiledAttention | None
     experts: ExpertMatrices | None
+    compressor: TiledCompressor | None
+    ngram: Matrix | None
 
 
 class HeldElsewhere:
@@ -85,6 +97,21 @@ def tile_attention(take: Take, prefix: str, config: Config, *, has_index_query: 
     )
 
 
+def tile_compressor(take: Take, prefix: str, plan: LayerPlan) -> TiledCompressor:
+    """Tile one KV source's matrices."""
+    gate = take(f"{prefix}.compressor.wgate.weight") if plan.ratio == 2 else None
+    return TiledCompressor(
+        kv=tile_bf16(take(f"{prefix}.compressor.wkv.weight")),
+        gate=None if gate is None else tile_bf16(gate),
+        index_key=tile_bf16(take(f"{prefix}.indexer.wk.weight")),
+    )
+
+
+def tile_ngram(take: Take, prefix: str) -> Matrix:
+    """Tile the key and value product of an n-gram layer."""
+    return tile_fp8(take(f"{prefix}.wkv.weight"), take(f"{prefix}.wkv.scale"))
+
+
 def tile_experts(take: Take, prefix: str, plan: LayerPlan, count: int) -> ExpertMatrices:
     """Tile one layer's router and experts."""
 
@@ -109,12 +136,15 @@ def tile_experts(take: Take, prefix: str, plan: LayerPlan, count: int) -> Expert
 def unsupported(config: Config, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
     """Return the operations that native kernels cannot do for a configuration, with reasons."""
     if device.type != "cpu" or dtype != torch.bfloat16:
-        return dict.fromkeys(("mhc", "attention", "experts"), f"{dtype} on {device.type}; kernels do bfloat16 on CPUs")
-    found = {}
+        return dict.fromkeys(OPERATIONS, f"{dtype} on {device.type}; kernels do bfloat16 on CPUs")
+    found: dict[str, str] = {}
     if config.num_streams != 4 or config.hidden_size % 16:
-        found["mhc"] = f"{config.num_streams} streams of width {config.hidden_size}; kernels do 4 of a multiple of 16"
+        reason = f"{config.num_streams} streams of width {config.hidden_size}; kernels do 4 of a multiple of 16"
+        found |= dict.fromkeys(("mhc", "ngram", "head"), reason)
     if config.o_lora_rank % 32 or config.q_lora_rank % 32 or config.head_dim % 32 or config.block != 32:
         found["attention"] = "a rank or head width that is no multiple of 32"
+    if config.head_dim % 32 or config.index_head_dim % 32 or set(config.compress_ratios) - {0, 1, 2}:
+        found["compress"] = "a ratio above 2 or a head width that is no multiple of 32"
     if config.expert_dim % 32 or config.block != 32:
         found["experts"] = f"experts of width {config.expert_dim}; kernels do multiples of 32"
     return found
