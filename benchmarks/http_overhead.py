@@ -1,8 +1,8 @@
 """What HTTP costs: eight streams through `headrace serve` against the same through `LLM`, on headrace-nano.
 
-Both have an engine process of their own and answer the same prompts in turn. Bounds: the streams take at most 5 % longer
-over HTTP, from the first request to the last token; the server's process takes at most 5 % of the engine's CPU time, which
-says the same on a machine that others use too.
+Both have an engine process of their own and answer the same prompts in turn. Bounds: the streams take at most 5 %
+longer over HTTP, from the first request to the last token; the server's process takes at most 5 % of the engine's CPU
+time, which says the same on a machine that others use too.
 """
 
 import asyncio
