@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from headrace.core.errors import UserError
 from headrace.engine.threads import check_threads
+from headrace.kernels.native.choice import choose, wanted_kernels
 from headrace.memory.source_name import SOURCE_NAMES, SourceName
 
 Resume = Literal["exact", "replay"]
@@ -56,14 +57,17 @@ class EngineOptions:
         window_policy: which window rows rest there too: "none", "periodic" (those that one place needs, every
             `checkpoint_every` tokens) or "full" (all).
         checkpoint_every: see there; at least 128.
-        drafting: "auto" drafts where the checkpoint has a draft module and as long as that is faster, "always" never
-            pauses, "off" does not draft. It changes no answer.
+        drafting: "off" does not draft, "auto" does where the checkpoint has a draft module and as long as that is
+            faster, "always" never pauses. It changes no answer; a single stream gains most.
         drafter: "model" is the checkpoint's draft module, "lookup" looks for the newest tokens earlier in the text;
             None takes the module if there is one.
         ngram_source: where rows of n-gram tables come from: "memory" loads the tables, "mmap" maps their files, "read"
             reads rows with threads, for tables larger than memory. None takes what the model is loaded with ("mmap").
-        ngram_cache_bytes: row cache before the tables; None is 256 MiB or the tables' size, none for "memory".
+        ngram_cache_bytes: row cache before the tables; None is 256 MiB or the tables' size for "read", else none.
         ngram_workers: threads of the source "read"; None is 4. None of the three changes an answer.
+        kernels: which operations native kernels do: "torch", "native", "auto", or "native:" with operations between
+            commas; None takes the environment's HEADRACE_KERNELS, else "torch". Part of the numerics: answers are the
+            same bits only for the same choice.
         trace_steps: steps whose trace is kept in memory; 0 keeps none.
         trace_file: JSON lines of every step are appended here; None writes none.
     """
@@ -90,11 +94,12 @@ class EngineOptions:
     min_free_disk: int = 4 << 30
     window_policy: PolicyName = "none"
     checkpoint_every: int = 8192
-    drafting: Literal["auto", "always", "off"] = "auto"
+    drafting: Literal["auto", "always", "off"] = "off"
     drafter: Literal["model", "lookup"] | None = None
     ngram_source: SourceName | None = None
     ngram_cache_bytes: int | None = None
     ngram_workers: int | None = None
+    kernels: str | None = None
     trace_steps: int = 256
     trace_file: str | None = None
 
@@ -127,6 +132,7 @@ class EngineOptions:
             raise UserError(f"a chunk of {self.chunk} tokens is not possible; accepted is 1 or more", param="chunk")
         if self.threads is not None:
             check_threads(self.threads)
+        choose(wanted_kernels(self.kernels))
 
 
 def chunk_of(options: EngineOptions, hidden_size: int) -> int:

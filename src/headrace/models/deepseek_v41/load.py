@@ -30,8 +30,8 @@ class LoadOptions:
         has_draft, has_vision: False leaves those tensors on disk.
         ngram_source: where rows of n-gram tables come from: "memory" loads the tables, "mmap" maps their files, "read"
             reads rows with threads; the values are the same.
-        ngram_cache_bytes: budget of the row cache; None is none before tables in memory, otherwise 256 MiB or, if that
-            is less, the tables' size.
+        ngram_cache_bytes: budget of the row cache; None is, for "read", 256 MiB or, if that is less, the tables' size,
+            and none for the others.
         ngram_workers: threads of the source "read".
     """
 

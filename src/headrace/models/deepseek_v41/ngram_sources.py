@@ -37,8 +37,8 @@ def open_store(weights: Weights, source: SourceName, cache_bytes: int | None, wo
     Args:
         weights: loaded, with tables in memory where the source is "memory" and mapped ones otherwise.
         source: where rows come from.
-        cache_bytes: budget of the row cache; None is none before tables in memory, otherwise 256 MiB or, if that is
-            less, the tables' size.
+        cache_bytes: budget of the row cache; None is, for the source "read", 256 MiB or, if that is less, the tables'
+            size, and none for the others: the system keeps their pages.
         workers: threads of the source "read".
 
     Raises:
@@ -46,7 +46,7 @@ def open_store(weights: Weights, source: SourceName, cache_bytes: int | None, wo
     """
     if cache_bytes is None:
         stored = table_bytes(weights)
-        cache_bytes = 0 if source == "memory" else min(_DEFAULT_CACHE_BYTES, stored)
+        cache_bytes = min(_DEFAULT_CACHE_BYTES, stored) if source == "read" else 0
     pool = ReadPool(workers) if source == "read" else None
     sources: list[RowSource] = []
     for layer_id, table in weights.tables.items():
