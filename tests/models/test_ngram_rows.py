@@ -8,6 +8,7 @@ import torch
 
 from headrace.core.errors import UserError
 from headrace.core.shipped import shipped_model
+from headrace.models.deepseek_v41 import ngram_sources
 from headrace.models.deepseek_v41.batch import Span
 from headrace.models.deepseek_v41.load import LoadOptions, load_model
 from headrace.models.deepseek_v41.model import DeepseekV41
@@ -84,6 +85,20 @@ def test_image_tokens_ask_for_the_same_rows_ahead() -> None:
     before = memory.store.counts.total.requested
     memory.store.collect(wanted[8:])
     assert memory.store.counts.total.requested == before  # all of them were under way
+
+
+@pytest.mark.parametrize(("memory_bytes", "kind"), [(100_000, "ReadSource"), (10**6, "TableSource")])
+def test_tables_above_half_of_the_memory_are_read_row_by_row(
+    memory_bytes: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": memory_bytes}
+    monkeypatch.setattr(ngram_sources.os, "sysconf", sizes.__getitem__)
+    memory = memory_of(load_model(FOLDER).model)
+    assert memory.store is not None
+    stored = sum(table.rows * 33 for table in memory.tables.values())
+    assert 50_000 < stored < 500_000
+    assert {type(source).__name__ for source in memory.store.sources} == {kind}
+    memory.store.close()
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from headrace.engine.core.options import EngineOptions
 from headrace.engine.drafting.lookup import LookupDrafter
 from headrace.engine.drafting.temperatures import TEMPERATURES_NAME, read_temperatures
 from headrace.engine.threads import Threads, choose_threads
+from headrace.memory.read_source import ReadSource
 from headrace.models.deepseek_v41.batch import Span
 from headrace.models.deepseek_v41.config import load_config
 from headrace.models.deepseek_v41.load import LoadOptions, load_model
@@ -47,7 +48,7 @@ def build_core(
     threads = choose_threads(config.hidden_size, options.threads)
     files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     max_context = min(options.max_context or config.max_positions, config.max_positions)
-    weights = max(files - _bytes_outside(model, load), resident_bytes() - before) + _row_cache_bytes(model)
+    weights = max(files - _bytes_outside(model), resident_bytes() - before) + _row_cache_bytes(model)
     measured = Measured(process=before, weights=weights, scratch=_scratch(model, options, threads, max_context))
     plan = plan_memory(model.state_shape, options, max_context, measured)
     size = config.vocab_size if loaded.tokenizer is None else min(config.vocab_size, loaded.tokenizer.size)
@@ -72,12 +73,12 @@ def _with_ngrams(load: LoadOptions, options: EngineOptions) -> LoadOptions:
     )
 
 
-def _bytes_outside(model: DeepseekV41, load: LoadOptions) -> int:
+def _bytes_outside(model: DeepseekV41) -> int:
     """Return the bytes of tables whose rows are read one by one; mapped ones come to count as memory when touched."""
-    if load.ngram_source != "read" or model.memory is None:
+    if model.memory is None or model.memory.store is None:
         return 0
-    tables = model.memory.tables.values()
-    return sum(table.rows * (table.head_dim + table.head_dim // 32) for table in tables)
+    read = [source for source in model.memory.store.sources if isinstance(source, ReadSource)]
+    return sum(source.rows * (source.head_dim + source.head_dim // 32) for source in read)
 
 
 def _row_cache_bytes(model: DeepseekV41) -> int:

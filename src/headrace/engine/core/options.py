@@ -62,7 +62,8 @@ class EngineOptions:
         drafter: "model" is the checkpoint's draft module, "lookup" looks for the newest tokens earlier in the text;
             None takes the module if there is one.
         ngram_source: where rows of n-gram tables come from: "memory" loads the tables, "mmap" maps their files, "read"
-            reads rows with threads, for tables larger than memory. None takes what the model is loaded with ("mmap").
+            reads rows with threads, for tables larger than memory. None is "mmap", or "read" where the tables are
+            larger than half of the memory.
         ngram_cache_bytes: row cache before the tables; None is 256 MiB or the tables' size for "read", else none.
         ngram_workers: threads of the source "read"; None is 4. None of the three changes an answer.
         kernels: which operations native kernels do: "torch", "native", "auto", or "native:" with operations between

@@ -12,7 +12,7 @@ from headrace.memory.addressing import Addressing
 from headrace.memory.source_name import SourceName
 from headrace.models.deepseek_v41.config import Config, load_config
 from headrace.models.deepseek_v41.model import DeepseekV41, Numerics
-from headrace.models.deepseek_v41.ngram_sources import DEFAULT_WORKERS, check_settings, open_store
+from headrace.models.deepseek_v41.ngram_sources import DEFAULT_WORKERS, check_settings, default_source, open_store
 from headrace.models.deepseek_v41.parameters import build_parameters
 from headrace.models.deepseek_v41.tiled import unsupported
 from headrace.models.deepseek_v41.weights import load_weights
@@ -29,7 +29,8 @@ class LoadOptions:
         numerics: of the cached path.
         has_draft, has_vision: False leaves those tensors on disk.
         ngram_source: where rows of n-gram tables come from: "memory" loads the tables, "mmap" maps their files, "read"
-            reads rows with threads; the values are the same.
+            reads rows with threads; the values are the same. None is "mmap", or "read" where the tables are larger than
+            half of the machine's memory.
         ngram_cache_bytes: budget of the row cache; None is, for "read", 256 MiB or, if that is less, the tables' size,
             and none for the others.
         ngram_workers: threads of the source "read".
@@ -39,7 +40,7 @@ class LoadOptions:
     numerics: Numerics = field(default_factory=Numerics)
     has_draft: bool = False
     has_vision: bool = False
-    ngram_source: SourceName = "mmap"
+    ngram_source: SourceName | None = None
     ngram_cache_bytes: int | None = None
     ngram_workers: int = DEFAULT_WORKERS
 
@@ -96,7 +97,8 @@ def load_model(
     parameters = build_parameters(weights, config, options.device, numerics.dtype, choice)
     store = None
     if addressing is not None:
-        store = open_store(weights, options.ngram_source, options.ngram_cache_bytes, options.ngram_workers)
+        source = options.ngram_source or default_source(weights)
+        store = open_store(weights, source, options.ngram_cache_bytes, options.ngram_workers)
     model = DeepseekV41(config, parameters, addressing, device=options.device, numerics=numerics, row_store=store)
     return Loaded(model, tokenizer)
 

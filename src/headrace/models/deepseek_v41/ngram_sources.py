@@ -1,5 +1,7 @@
 """Sets up the row store of a checkpoint: which source its n-gram tables are read through, and how much is cached."""
 
+import os
+
 from headrace.checkpoint.catalog import TensorEntry
 from headrace.core.errors import InternalError, UserError
 from headrace.memory.read_pool import ReadPool
@@ -13,15 +15,16 @@ from headrace.models.deepseek_v41.weights import Weights
 DEFAULT_WORKERS = 4
 _MAX_WORKERS = 64
 _DEFAULT_CACHE_BYTES = 256 * 2**20
+_MAPPED_SHARE = 0.5  # of memory that tables may take before they are read row by row
 
 
-def check_settings(source: str, cache_bytes: int | None, workers: int) -> None:
+def check_settings(source: str | None, cache_bytes: int | None, workers: int) -> None:
     """Check what `open_store` is asked for.
 
     Raises:
         UserError: a value is out of range.
     """
-    if source not in SOURCE_NAMES:
+    if source is not None and source not in SOURCE_NAMES:
         accepted = ", ".join(map(repr, SOURCE_NAMES))
         raise UserError(f"ngram_source is {source!r}; accepted are {accepted}", param="ngram_source")
     if cache_bytes is not None and (isinstance(cache_bytes, bool) or cache_bytes < 0):
@@ -29,6 +32,12 @@ def check_settings(source: str, cache_bytes: int | None, workers: int) -> None:
         raise UserError(message, param="ngram_cache_bytes")
     if isinstance(workers, bool) or not 1 <= workers <= _MAX_WORKERS:
         raise UserError(f"ngram_workers is {workers!r}; accepted are 1 to {_MAX_WORKERS}", param="ngram_workers")
+
+
+def default_source(weights: Weights) -> SourceName:
+    """Return "mmap", or "read" for tables whose pages would push everything else out of this machine's memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return "read" if table_bytes(weights) > _MAPPED_SHARE * memory else "mmap"
 
 
 def open_store(weights: Weights, source: SourceName, cache_bytes: int | None, workers: int) -> RowStore:
