@@ -21,6 +21,8 @@ PROMISED = {
     "evaluate": {"--json"},
     "calibrate": {"--out"},
     "plan": {"--context", "--sessions", "--json"},
+    "kernels": {"--json"},
+    "bench": {"--json"},
 }  # fmt: skip
 
 # Further options, free to change; listed so that adding one is a decision.
@@ -37,6 +39,8 @@ OWN: dict[str, set[str]] = {
     "train": {"--steps", "--show", "--backbone"},
     "evaluate": {"--text", "--rows", "--threads"},
     "calibrate": {"--json", "--text", "--threads"},
+    "kernels": set(),
+    "bench": {"--kernels", "--config", "--threads"},
     "plan": {"--memory", "--disk", "--bandwidth", "--disk-bandwidth", "--ledger", "--measure", "--tokens"},
 }  # fmt: skip
 

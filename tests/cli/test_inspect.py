@@ -24,6 +24,7 @@ FIELDS = {
     "parameters",
     "active_parameters",
     "contexts",
+    "numerics",
 }
 
 

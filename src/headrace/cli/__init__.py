@@ -22,6 +22,8 @@ _COMMANDS = {
     "train": "train a model by a recipe",
     "evaluate": "judge a trained checkpoint",
     "calibrate": "fit the temperatures of a draft's confidences",
+    "kernels": "say which implementation each operation uses, and why",
+    "bench": "measure native kernels against the eager path",
     "plan": "say what a model takes, and check the reports' figures",
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.checkpoint.catalog import open_catalog
 from headrace.cli.progress import byte_progress
+from headrace.kernels.native.choice import choose, numerics_name, wanted_kernels
 from headrace.models.deepseek_v41.check import check_catalog, verify_catalog
 from headrace.models.deepseek_v41.config import Config, load_config
 from headrace.models.deepseek_v41.inspect import bytes_by_dtype, report
@@ -37,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """
     config = load_config(args.path)
     result = report(config)
+    result["numerics"] = numerics_name(choose(wanted_kernels(None)).id)
     if args.path.is_dir():
         catalog = open_catalog(args.path)
         check_catalog(catalog, config)
@@ -106,6 +108,7 @@ def _text(result: dict[str, Any], path: Path) -> str:
         ("global KV per token", f"{result['kv_bytes_per_token']:,} bytes"),
         *((f"  {context['tokens']:,} tokens", _bytes(context["bytes"])) for context in result["contexts"]),
         ("windows per sequence", _bytes(result["window_bytes_per_sequence"])),
+        ("numerics", result["numerics"]),
         ("state per sequence", _bytes(result["state_bytes_per_sequence"])),
     ]
     if result.get("verified"):

@@ -21,11 +21,12 @@ from headrace.engine.core.options import EngineOptions
 from headrace.engine.drafting.lookup import LookupDrafter
 from headrace.engine.drafting.temperatures import TEMPERATURES_NAME, read_temperatures
 from headrace.engine.threads import Threads, choose_threads
+from headrace.kernels.native.choice import wanted_kernels
 from headrace.memory.read_source import ReadSource
 from headrace.models.deepseek_v41.batch import Span
 from headrace.models.deepseek_v41.config import load_config
 from headrace.models.deepseek_v41.load import LoadOptions, load_model
-from headrace.models.deepseek_v41.model import DeepseekV41
+from headrace.models.deepseek_v41.model import DeepseekV41, Numerics
 
 _FORMAT = "1"  # of what the prefix cache holds
 _VISION = "1"  # of how images become patches
@@ -61,7 +62,9 @@ def build_core(
 def _load_options(path: Path, options: EngineOptions) -> LoadOptions:
     config = load_config(path)
     wants_draft = options.drafting != "off" and options.drafter != "lookup"
-    return LoadOptions(has_draft=wants_draft and config.draft is not None, has_vision=config.vision is not None)
+    numerics = Numerics(kernels=wanted_kernels(options.kernels))
+    has_draft, has_vision = wants_draft and config.draft is not None, config.vision is not None
+    return LoadOptions(numerics=numerics, has_draft=has_draft, has_vision=has_vision)
 
 
 def _with_ngrams(load: LoadOptions, options: EngineOptions) -> LoadOptions:

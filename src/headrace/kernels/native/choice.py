@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final
 
 from headrace.core.errors import UserError
-from headrace.kernels.native.library import load, why_absent
+from headrace.kernels.native.library import available, load, why_absent
 
 OPERATIONS: Final = MappingProxyType(
     {
@@ -67,8 +67,21 @@ def choose(wanted: str) -> Choice:
     if kind == "torch":
         return Choice(frozenset(), dict.fromkeys(OPERATIONS, "PyTorch was asked for"))
     absent = why_absent()
+    if kind == "auto" and absent is None and available()[-1] != "avx512":
+        absent = "without AVX-512 BF16 the kernels are exact and slower than PyTorch's"
     if kind == "auto" and absent is not None:
         return Choice(frozenset(), dict.fromkeys(OPERATIONS, absent))
     load()  # says why not
     native = frozenset(names or OPERATIONS)
     return Choice(native, {name: "not among the operations asked for" for name in OPERATIONS if name not in native})
+
+
+def numerics_name(kernels: str, *, index: str = "bf16", activations: str = "") -> str:
+    """Return the identity of a model's numerics; answers are the same bits only for the same name.
+
+    Args:
+        kernels: id of the choice.
+        index: dtype of index scores.
+        activations: dtype of activations where it is not bfloat16, else empty.
+    """
+    return f"{kernels}-{index}idx{f'-{activations}' if activations else ''}-1"

@@ -14,7 +14,7 @@ from torch import Tensor
 from headrace.cache.sequence_state import SequenceState
 from headrace.cache.state_shape import StateShape
 from headrace.core.errors import CapacityError, UserError
-from headrace.kernels.native.choice import choose
+from headrace.kernels.native.choice import choose, numerics_name
 from headrace.memory.addressing import Addressing
 from headrace.memory.row_store import RowStore
 from headrace.models.deepseek_v41.attention import Frequencies
@@ -45,8 +45,9 @@ class Numerics:
     @property
     def name(self) -> str:
         """Identity of the numerics; answers are the same bits only for the same name."""
-        activations = "" if self.dtype == torch.bfloat16 else f"-{str(self.dtype).removeprefix('torch.')}"
-        return f"{self.kernels}-{'fp32' if self.is_fp32_index else 'bf16'}idx{activations}-1"
+        activations = "" if self.dtype == torch.bfloat16 else str(self.dtype).removeprefix("torch.")
+        index = "fp32" if self.is_fp32_index else "bf16"
+        return numerics_name(self.kernels, index=index, activations=activations)
 
 
 @dataclass
