@@ -47,6 +47,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }
 
+FOUR_STREAMS = "four streams"  # the shape that native kernels do whole
+
 
 @dataclass(frozen=True)
 class Synthetic:
@@ -74,12 +76,13 @@ def golden_model(*, is_fp32_index: bool = False) -> DeepseekV41:
 
 
 @cache
-def synthetic(shape: str, seed: int = 0) -> Synthetic:
-    """Return a random model of one of `SHAPES`; shared between tests, so never changed."""
-    config = tiny_config(**SHAPES[shape])
+def synthetic(shape: str, seed: int = 0, kernels: str = "torch") -> Synthetic:
+    """Return a random model of one of `SHAPES` (or `FOUR_STREAMS`); shared between tests, so never changed."""
+    config = tiny_config(**({"streams": 4} if shape == FOUR_STREAMS else SHAPES[shape]))
     with tempfile.TemporaryDirectory() as place:
         folder = tiny_checkpoint(Path(place), config, seed)
-        options = LoadOptions(has_draft=config.draft is not None, has_vision=config.vision is not None)
+        has_draft, has_vision = config.draft is not None, config.vision is not None
+        options = LoadOptions(numerics=Numerics(kernels=kernels), has_draft=has_draft, has_vision=has_vision)
         model = load_model(folder, options).model
         weights = load_file(folder / "model.safetensors")
         token_map = None

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from headrace.core.errors import HeadraceError
@@ -21,16 +22,27 @@ from headrace.engine.sampling.pipeline import sample
 from headrace.engine.sampling.state import SamplerState
 from headrace.engine.submission import Submission
 from headrace.engine.threads import Threads
+from headrace.kernels.native.choice import wanted_kernels
+from headrace.kernels.native.library import available, why_absent
 from headrace.models.deepseek_v41.batch import Span
 from headrace.models.deepseek_v41.model import DeepseekV41
-from tests.traces import synthetic
+from tests.traces import FOUR_STREAMS, synthetic
 
 GREEDY = {"temperature": 0.0, "seed": 1}
 SEEDED = {"temperature": 1.0, "top_p": 0.9, "seed": 7}
 
 
-def tiny(shape: str = "three streams") -> DeepseekV41:
-    return synthetic(shape).model
+def tiny(shape: str | None = None) -> DeepseekV41:
+    """The tiny model on the kernels that the environment asks for."""
+    kernels = wanted_kernels(None)
+    return synthetic(shape or ("three streams" if kernels == "torch" else FOUR_STREAMS), kernels=kernels).model
+
+
+KERNELS = [
+    "torch",
+    pytest.param("native", marks=pytest.mark.skipif(not available(), reason=f"no native kernels: {why_absent()}")),
+]
+"""Numerics that a determinism matrix runs under."""
 
 
 def prompt(count: int, seed: int = 0) -> list[int]:
@@ -112,9 +124,13 @@ def answer(engine: EngineCore, ids: Iterable[int], chosen: SamplingParams, name:
     return client.results[name][0]
 
 
-@cache
 def alone(ids: tuple[int, ...], mode: str = "replay", count: int = 6, **sampling: Any) -> tuple[list[int], list[float]]:
-    """What the tiny model says alone."""
+    """What the tiny model says alone, on the kernels that the environment asks for."""
+    return _alone(wanted_kernels(None), ids, mode, count, **sampling)
+
+
+@cache
+def _alone(_: str, ids: tuple[int, ...], mode: str, count: int, **sampling: Any) -> tuple[list[int], list[float]]:
     return alone_on(tiny(), ids, params(max_tokens=count, **sampling), mode)
 
 

@@ -6,9 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.core.serving import GREEDY, SEEDED, Client, alone, answer, core, params, prompt, said
+from headrace.kernels.native.choice import VARIABLE
+from tests.engine.core.serving import GREEDY, KERNELS, SEEDED, Client, alone, answer, core, params, prompt, said
 
 KINDS = pytest.mark.parametrize("kind", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+
+
+@pytest.fixture(autouse=True, params=KERNELS)
+def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run everything under every numerics; nothing is compared across them."""
+    monkeypatch.setenv(VARIABLE, request.param)
 
 
 def some(values: Iterable[Any], *kept: Any) -> list[Any]:

@@ -15,9 +15,10 @@ from headrace.engine.core.build import build_core
 from headrace.engine.core.core import EngineCore
 from headrace.engine.core.options import EngineOptions
 from headrace.engine.sampling.params import SamplingParams
-from headrace.models.deepseek_v41.load import load_model
-from headrace.models.deepseek_v41.model import DeepseekV41
-from tests.engine.core.serving import GREEDY, SEEDED, Client, alone_on
+from headrace.kernels.native.choice import VARIABLE, wanted_kernels
+from headrace.models.deepseek_v41.load import LoadOptions, load_model
+from headrace.models.deepseek_v41.model import DeepseekV41, Numerics
+from tests.engine.core.serving import GREEDY, KERNELS, SEEDED, Client, alone_on
 
 pytestmark = pytest.mark.full
 
@@ -25,9 +26,15 @@ KINDS = pytest.mark.parametrize("kind", [GREEDY, SEEDED], ids=["greedy", "seeded
 NEW = 6
 
 
+@pytest.fixture(autouse=True, params=KERNELS)
+def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run everything under every numerics; nothing is compared across them."""
+    monkeypatch.setenv(VARIABLE, request.param)
+
+
 @cache
-def nano() -> DeepseekV41:
-    return load_model(SHIPPED_MODEL).model
+def nano(kernels: str) -> DeepseekV41:
+    return load_model(SHIPPED_MODEL, LoadOptions(numerics=Numerics(kernels=kernels))).model
 
 
 def engine(**options: Any) -> EngineCore:
@@ -44,13 +51,13 @@ def wants(kind: Mapping[str, float], **values: Any) -> SamplingParams:
 
 
 @cache
-def alone(prompt: tuple[int, ...], is_seeded: bool, new: int = NEW) -> tuple[list[int], list[float]]:
-    return alone_on(nano(), prompt, wants(SEEDED if is_seeded else GREEDY, max_tokens=new))
+def alone(kernels: str, prompt: tuple[int, ...], is_seeded: bool, new: int) -> tuple[list[int], list[float]]:
+    return alone_on(nano(kernels), prompt, wants(SEEDED if is_seeded else GREEDY, max_tokens=new))
 
 
 def check(client: Client, name: str, prompt: list[int], kind: Mapping[str, float], new: int = NEW) -> None:
     result = client.results[name][0]
-    assert (result.token_ids, result.logprobs) == alone(tuple(prompt), kind is SEEDED, new)
+    assert (result.token_ids, result.logprobs) == alone(wanted_kernels(None), tuple(prompt), kind is SEEDED, new)
 
 
 @KINDS
