@@ -9,7 +9,7 @@ from headrace.cache.block_pool import BLOCK_TOKENS, BlockPool
 from headrace.cache.chain import Chain, Piece
 from headrace.cache.prefix_match import Match, Reason
 from headrace.cache.prefix_tree import Node, best_start
-from headrace.cache.resume_rule import exact_row, replayed_row
+from headrace.cache.resume_rule import exact_row, rebuilt_row, replayed_row
 from headrace.cache.snapshot import Snapshot
 from headrace.cache.snapshot_shelf import SnapshotShelf
 from headrace.core.errors import InternalError
@@ -158,15 +158,18 @@ class PrefixIndex:
 
     # ------------------------------------------------------------------------------------------------------- matching
 
-    def match(self, chain: Chain, *, can_replay: bool = False, approximate: Chain | None = None) -> Match:
+    def match(
+        self, chain: Chain, *, can_replay: bool = False, can_rebuild: bool = False, approximate: Chain | None = None
+    ) -> Match:
         """Find the longest cached prefix of a prompt and where to begin; the match refers to what it names.
 
         Args:
             chain: the prompt's tokens.
             can_replay: whether to begin with empty windows where no snapshot serves (an approximation).
+            can_rebuild: whether to begin with empty windows so early that they are exact where they must be.
             approximate: the same tokens in the lineage that the request must not read; only to explain a miss.
         """
-        found = self._find(chain, can_replay=can_replay)
+        found = self._find(chain, can_replay=can_replay, can_rebuild=can_rebuild)
         if found.num_tokens < chain.num_tokens and approximate is not None:
             path = self._walk(approximate)
             if path and path[-1].end + path[-1].nearest(self._next(approximate, path))[1] > found.num_tokens:
@@ -186,7 +189,7 @@ class PrefixIndex:
         if match.shelved is not None:
             self._shelf.unpin(match.shelved)
 
-    def _find(self, chain: Chain, *, can_replay: bool) -> Match:
+    def _find(self, chain: Chain, *, can_replay: bool, can_rebuild: bool) -> Match:
         self._clock += 1
         path = self._walk(chain)
         if not path:
@@ -206,26 +209,30 @@ class PrefixIndex:
         start = best_start(path, chain, target, self._window, self._step)
         replayed = replayed_row(chain.num_tokens, matched, self._window, self._step) if can_replay else 0
         row = start.row if start is not None else 0
+        rebuilt = self._rebuilt(chain, matched) if can_rebuild else 0
+        is_rebuilt, row = rebuilt > row, max(rebuilt, row)
         is_approximate = replayed > row
         if not row and not replayed:
             return Match(reason=Reason.NO_WINDOW)
         used = path if near is None else [*path, near]
-        if start is not None and not is_approximate:
+        has_start = start is not None and not is_approximate and not is_rebuilt
+        if start is not None and has_start:
             start.shelved.last_used = self._clock
             used = used + start.node.path()
         for node in used:
             self._touch(node)
         at = matched
         if row < target and not is_approximate:
-            reason, at = Reason.WINDOW_BEFORE, row
+            reason, at = Reason.WINDOWS_REBUILT if is_rebuilt else Reason.WINDOW_BEFORE, row
         return Match(
             num_tokens=matched,
             block_ids=tuple(self._block(node) for node in path[1:]),
             partial=None if near is None else near.block,
             partial_tokens=common,
             row=replayed if is_approximate else row,
-            shelved=None if is_approximate or start is None else start.shelved,
+            shelved=start.shelved if start is not None and has_start else None,
             is_approximate=is_approximate,
+            exact_from=target if is_rebuilt and not is_approximate else 0,
             reason=reason,
             at=at,
         )
@@ -233,6 +240,10 @@ class PrefixIndex:
     def depth(self, chain: Chain, limit: int) -> int:
         """Return how many of the first `limit` whole blocks of a chain are here."""
         return max(0, len(self._walk(chain)[: limit + 1]) - 1)
+
+    def _rebuilt(self, chain: Chain, matched: int) -> int:
+        layers = self._pool.shape.decoder_start
+        return rebuilt_row(chain.num_tokens, matched, self._window, self._step, layers)
 
     def _walk(self, chain: Chain) -> list[Node]:
         """Return the root and the nodes of the chain's whole blocks that are here."""

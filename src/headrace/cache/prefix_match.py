@@ -15,11 +15,12 @@ class Reason(Enum):
     WITHIN_WINDOW = "within one window of its start"
     NO_WINDOW = "no window state"
     WINDOW_BEFORE = "window state only at token"
+    WINDOWS_REBUILT = "windows rebuilt from token"
     APPROXIMATE = "approximate lineage"
     FULL_MODE = "full mode"
 
 
-_WITH_TOKEN = {Reason.DIVERGES, Reason.ENDS, Reason.WINDOW_BEFORE}
+_WITH_TOKEN = {Reason.DIVERGES, Reason.ENDS, Reason.WINDOW_BEFORE, Reason.WINDOWS_REBUILT}
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Match:
     `num_tokens` is the length c whose entries are there (0 for a miss); `block_ids` are shared whole blocks,
     `partial` the block of the rest, `partial_tokens` of them, to be copied. The first row to compute is `row`: with the
     windows of `shelved`, or, if `is_approximate`, with none. `reason` says why c is not longer, or c is not used, or
-    `row` lies further back than it could; `at` is its token. None: there is nothing to explain.
+    `row` lies further back than it could; `at` is its token. None: there is nothing to explain. With windows that begin
+    empty and are rebuilt exactly, rows count from `exact_from` on.
     """
 
     num_tokens: int = 0
@@ -39,6 +41,7 @@ class Match:
     row: int = 0
     shelved: Shelved | None = None
     is_approximate: bool = False
+    exact_from: int = 0
     reason: Reason | None = None
     at: int = 0
 

@@ -22,3 +22,15 @@ def exact_row(num_tokens: int, matched: int, window: int, step: int) -> int:
 def replayed_row(num_tokens: int, matched: int, window: int, step: int) -> int:
     """Return the first row to compute when the windows begin empty: W before the match's end, and as `exact_row`."""
     return exact_row(num_tokens, max(0, matched - window), window, step)
+
+
+def rebuilt_row(num_tokens: int, matched: int, window: int, step: int, layers: int) -> int:
+    """Return the first row to compute so that windows which begin empty are exact where they must be; 0: all of them.
+
+    A row of the first layer looks back W - 1 tokens, one of the next as many more: after `layers` (W - 1) tokens the
+    last encoder layer's output depends on nothing before the beginning. Until then rows are wrong, and give nothing:
+    their entries are in the cache.
+    Source: deepseek-v4.md section 12.5, zero SWA caching.
+    """
+    row = exact_row(num_tokens, matched, window, step) - layers * (window - 1)
+    return max(0, row - row % step)

@@ -108,6 +108,20 @@ class SequenceState:
         """Where the backbone's rings lie: [layers, 2] int64 addresses of codes and scales, which never move."""
         return np.array([[part.data_ptr() for part in ring.stored_bytes] for ring in self.rings], dtype=np.int64)
 
+    def settle_encoder(self, position: int) -> None:
+        """Take the encoder's rows from `position` on as exact although its windows began empty; forget those before.
+
+        Whoever calls knows that the windows of later rows no longer reach to where they began, through any layer.
+
+        Raises:
+            InternalError: the state does not stand there yet.
+        """
+        if self.length < position:
+            raise InternalError(f"a state of {self.length} tokens cannot be exact from {position} on")
+        self.encoder_floor = 0
+        for ring in self.encoder_rings:
+            ring.stand(max(ring.oldest, position - self.shape.window + 1), ring.end)
+
     @property
     def encoder_rings(self) -> list[WindowRing]:
         """Window rings of the layers below the decoder."""

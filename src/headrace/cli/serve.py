@@ -25,7 +25,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     add("--cache-dir", type=Path, metavar="DIR", help="folder in which cached prompts outlive the server")
     add("--cache-bytes", type=int, metavar="BYTES", help="bytes of that folder (64 GiB)")
     add("--window-policy", choices=("none", "periodic", "full"), default="none", help="window rows kept there (none)")
-    add("--checkpoint-every", type=int, metavar="N", help="tokens between periodic window rows (8192)")
+    add("--checkpoint-every", type=int, metavar="N", help="tokens between periodic window rows (2048)")
     add("--host-cache", type=int, metavar="BYTES", help="memory for cached prompts that left the block pool (0)")
     add("--resume", choices=("exact", "replay"), default="exact", help="without window rows: encode again, or replay")
     add("--mode", choices=("full", "replay"), default="replay", help="decoder on all of a prompt, or on its end")

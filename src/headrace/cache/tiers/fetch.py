@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from headrace.cache.block_pool import BLOCK_TOKENS
 from headrace.cache.chain import Chain
-from headrace.cache.resume_rule import exact_row, replayed_row
+from headrace.cache.resume_rule import exact_row, rebuilt_row, replayed_row
 from headrace.cache.snapshot import Snapshot
+from headrace.cache.state_shape import StateShape
 from headrace.cache.tiers.disk_tier import DiskTier
 from headrace.cache.tiers.host_tier import HostTier
 from headrace.cache.tiers.index import Place
@@ -64,10 +65,11 @@ class Fetcher:
     """Works through jobs in order of arrival. Owns the thread, and the jobs until they are settled."""
 
     def __init__(
-        self, host: HostTier | None, disk: DiskTier | None, rule: LoadRule, *, window: int, step: int, block_bytes: int
+        self, host: HostTier | None, disk: DiskTier | None, rule: LoadRule, shape: StateShape, block_bytes: int
     ) -> None:
         self._host, self._disk, self._rule = host, disk, rule
-        self._window, self._step, self._block_bytes = window, step, block_bytes
+        self._window, self._step, self._layers = shape.window, shape.largest_ratio, shape.decoder_start
+        self._block_bytes = block_bytes
         self._waiting: deque[Job] = deque()
         self._ready: list[Job] = []
         self._is_closed = False
@@ -157,9 +159,10 @@ class Fetcher:
         target = exact_row(job.num_tokens, matched, self._window, self._step)
         ends = [place for place in found.window_ends if place <= matched]
         best = best_window(ends, target, self._window, self._step, lambda at: self._rows(wish, found, at))
-        if best is not None and best[1] >= replayed:
+        rebuilt = rebuilt_row(job.num_tokens, matched, self._window, self._step, self._layers)
+        if best is not None and best[1] >= max(rebuilt, replayed):
             return best[1], end if job.can_replay else best[0].num_tokens // BLOCK_TOKENS, best[0]
-        return replayed, end, None
+        return max(rebuilt, replayed), end, None
 
     def _rows(self, wish: Wish, found: _Found, end: int) -> Snapshot | None:
         if self._disk is None or end not in found.window_ends:

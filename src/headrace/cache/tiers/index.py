@@ -17,8 +17,9 @@ INDEX_NAME = "index.sqlite"
 _VERSION = 1
 _BUSY_MS = 2000
 _AT_ONCE = 500  # keys of one statement
-_WAL_PAGES = 64
-LOG_BYTES = (_WAL_PAGES + 8) * 4096
+_PAGE_BYTES = 1024  # small, so that a small directory has a small index
+_WAL_PAGES = 256
+LOG_BYTES = (_WAL_PAGES + 64) * _PAGE_BYTES
 """Bytes that the database's log and its shared memory may take beside it."""
 _SCHEMA = """
 CREATE TABLE segments (
@@ -73,9 +74,10 @@ class SegmentIndex:
         self._db = sqlite3.connect(where, timeout=_BUSY_MS / 1000, isolation_level=None, check_same_thread=False)
         try:
             if path is not None:
+                self._db.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
                 self._db.execute("PRAGMA journal_mode = WAL")
                 self._db.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
-                self._db.execute(f"PRAGMA journal_size_limit = {_WAL_PAGES * 4096}")
+                self._db.execute(f"PRAGMA journal_size_limit = {_WAL_PAGES * _PAGE_BYTES}")
             self._db.execute("PRAGMA synchronous = NORMAL")
             with self._change():
                 (version,) = self._db.execute("PRAGMA user_version").fetchone()

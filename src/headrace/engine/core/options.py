@@ -94,7 +94,7 @@ class EngineOptions:
     cache_disk_bytes: int = 64 << 30
     min_free_disk: int = 4 << 30
     window_policy: PolicyName = "none"
-    checkpoint_every: int = 8192
+    checkpoint_every: int = 2048
     drafting: Literal["auto", "always", "off"] = "off"
     drafter: Literal["model", "lookup"] | None = None
     ngram_source: SourceName | None = None

@@ -117,7 +117,8 @@ class PrefixCache:
         exact = sequence.chain
         salt, prompt_ids = sequence.answer.params.cache_salt, sequence.submission.prompt_ids
         other = self.chain(prompt_ids, salt, sequence.images, is_approximate=True)
-        found = self.index.match(exact, can_replay=sequence.can_replay, approximate=other)
+        has_tiers = self.tiers is not None
+        found = self.index.match(exact, can_replay=sequence.can_replay, can_rebuild=has_tiers, approximate=other)
         if self.tiers is not None and self._is_loading(sequence, found, other):
             self.index.release(found)
             return None
@@ -158,6 +159,7 @@ class PrefixCache:
         sequence.cached_tokens, sequence.cached_blocks = found.num_tokens, {"device": len(found.block_ids)}
         if self.tiers is not None:
             self.tiers.began(sequence, len(found.block_ids), exact.keys if is_approximate else None)
+        sequence.exact_from = found.exact_from
         found = self._make_room(found)
         begin_from(found, state, self.index, self._compressed(sequence, found.row, state))
         return state
@@ -177,6 +179,11 @@ class PrefixCache:
         if state is None:
             return
         state.table.seal(state.length)
+        if state.length < sequence.exact_from:
+            return
+        if sequence.exact_from:
+            state.settle_encoder(sequence.exact_from)
+            sequence.exact_from = 0
         if not self._is_on or state.length == 0 or state.length <= sequence.published:
             return
         if not is_end and state.length - sequence.published < self._every:

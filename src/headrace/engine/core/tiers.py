@@ -43,14 +43,7 @@ class Tiers:
         self._pool, self._index = pool, index
         self.host, self.disk, self.policy = host, disk, policy
         self.rule = LoadRule()
-        self._fetcher = Fetcher(
-            host,
-            disk,
-            self.rule,
-            window=pool.shape.window,
-            step=pool.shape.largest_ratio,
-            block_bytes=pool.block_bytes,
-        )
+        self._fetcher = Fetcher(host, disk, self.rule, pool.shape, pool.block_bytes)
         if host is not None:
             index.on_evict = self._spill
 
@@ -128,6 +121,8 @@ class Tiers:
         self._keep_windows(sequence, state)
 
     def _keep_windows(self, sequence: Sequence, state: SequenceState) -> None:
+        if sequence.exact_from:
+            return
         oldest = max((ring.oldest for ring in state.encoder_rings), default=state.length)
         cuts = self.policy.due(oldest, state.length, sequence.kept_windows, state.shape.window)
         if not cuts:
