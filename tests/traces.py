@@ -78,7 +78,7 @@ def golden_model(*, is_fp32_index: bool = False) -> DeepseekV41:
 @cache
 def synthetic(shape: str, seed: int = 0, kernels: str = "torch") -> Synthetic:
     """Return a random model of one of `SHAPES` (or `FOUR_STREAMS`); shared between tests, so never changed."""
-    config = tiny_config(**({"streams": 4} if shape == FOUR_STREAMS else SHAPES[shape]))
+    config = tiny_config(**({"streams": 4, "o_lora_rank": 32} if shape == FOUR_STREAMS else SHAPES[shape]))
     with tempfile.TemporaryDirectory() as place:
         folder = tiny_checkpoint(Path(place), config, seed)
         has_draft, has_vision = config.draft is not None, config.vision is not None
