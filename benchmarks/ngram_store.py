@@ -5,7 +5,7 @@ The model is `configs/bench-ngram.json` (released plan of 40 layers at width 512
 the row store, 256 MiB of them cached; before every round the system's page cache of the file is dropped, so that no
 row is in memory but those in the row cache. Text is Python's own sources, read token by token as if sampled: a token is
 known when the pass before it is over, and its rows are asked for then. Time is wall time, because waiting is the
-question; both variants are measured in turn.
+question; both variants are measured in turn, in decode token by token.
 """
 
 import os
@@ -13,7 +13,7 @@ import sysconfig
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from headrace.memory.row_counts import RowReads
 from headrace.models.deepseek_v41.batch import Span
 from headrace.models.deepseek_v41.config import table_rows
 from headrace.models.deepseek_v41.load import LoadOptions, load_model
-from headrace.models.deepseek_v41.model import DeepseekV41
+from headrace.models.deepseek_v41.model import DeepseekV41, Numerics
 from headrace.models.deepseek_v41.ngram_rows import NgramMemory
 from headrace.text.tokenizer import Tokenizer
 
@@ -48,13 +48,12 @@ class Run:
 
 
 @contextmanager
-def model_of(gigabytes: float, source: str, cache_bytes: int) -> Iterator[tuple[DeepseekV41, list[Path]]]:
+def model_of(gigabytes: float, options: LoadOptions) -> Iterator[tuple[DeepseekV41, list[Path]]]:
     """Write the model with tables of a size, with nano's tokenizer, and load it; give also its files."""
     first = max(100, int(gigabytes * 1e9 / ROW_BYTES / LAYERS / COLUMNS))
     rows = list(table_rows(first, LAYERS, 4, 8))
     with checkpoint(CONFIG, {"engram_vocab_size": first, "engram_num_embeddings": rows}) as folder:
         (folder / "tokenizer.json").write_bytes((NANO / "tokenizer.json").read_bytes())
-        options = LoadOptions(ngram_source=source, ngram_cache_bytes=cache_bytes)  # type: ignore[arg-type]
         model = load_model(folder, options).model
         yield model, sorted(folder.glob("*.safetensors"))
         if model.memory is not None and model.memory.store is not None:
@@ -104,22 +103,31 @@ def prefill(model: DeepseekV41, ids: np.ndarray) -> SequenceState:
     return state
 
 
-def decode(model: DeepseekV41, state: SequenceState, ids: np.ndarray) -> None:
-    """Run tokens one by one; the rows of each are asked for when the one before it is done."""
-    for place in range(len(ids)):
-        span = Span(state, ids[place : place + 1], 1)
-        if model.memory is not None:
-            model.memory.announce([span])
-        model.forward([span], is_tolerant=True)
-
-
-def measure(model: DeepseekV41, ids: np.ndarray, num_prompt: int) -> Run:
-    """Read the first `num_prompt` tokens as a prompt and the others one by one."""
+def decode(model: DeepseekV41, state: SequenceState, token: np.ndarray) -> float:
+    """Run one token, whose rows are asked for now, as if it had just been sampled; return the seconds."""
     began = time.perf_counter()
-    state = prefill(model, ids[:num_prompt])
-    middle = time.perf_counter()
-    decode(model, state, ids[num_prompt:])
-    return Run(time.perf_counter() - middle, middle - began)
+    span = Span(state, token, 1)
+    if model.memory is not None:
+        model.memory.announce([span])
+    model.forward([span], is_tolerant=True)
+    return time.perf_counter() - began
+
+
+def measure(models: dict[str, DeepseekV41], ids: np.ndarray, num_prompt: int) -> dict[str, Run]:
+    """Read the first `num_prompt` tokens as a prompt, with one model after the other; then the others in step.
+
+    In decode the models take turns token by token, so that both meet the same other users of the machine. In prefill
+    they do not: the pause would be time for the disk.
+    """
+    runs, states = {}, {}
+    for name, model in models.items():
+        began = time.perf_counter()
+        states[name] = prefill(model, ids[:num_prompt])
+        runs[name] = Run(0.0, time.perf_counter() - began)
+    for place in range(num_prompt, len(ids)):
+        for name, model in models.items():
+            runs[name].decode_s += decode(model, states[name], ids[place : place + 1])
+    return runs
 
 
 def check_bits(model: DeepseekV41, ids: np.ndarray) -> None:
@@ -184,14 +192,19 @@ def main() -> int:
     made.add_argument("--memory-gigabytes", type=float, default=1.0, metavar="G", help="tables in memory (1)")
     made.add_argument("--prompt", type=int, default=1024, metavar="N", help="tokens of each prompt (1024)")
     made.add_argument("--decode", type=int, default=96, metavar="N", help="tokens decoded behind each (96)")
+    made.add_argument("--kernels", default="auto", metavar="K", help="torch, native or auto (auto)")
     args = made.parse_args()
+    options = LoadOptions(numerics=Numerics(kernels=args.kernels))
     torch.set_num_threads(args.threads)
     size = args.prompt + args.decode
     ids = text_ids(size * (args.repetitions + 1))
     runs: dict[str, list[Run]] = {"memory": [], "file": []}
     with (
-        model_of(args.memory_gigabytes, "memory", 0) as (small, _),
-        model_of(args.gigabytes, "read", CACHE_BYTES) as (large, files),
+        model_of(args.memory_gigabytes, replace(options, ngram_source="memory")) as (small, _),
+        model_of(args.gigabytes, replace(options, ngram_source="read", ngram_cache_bytes=CACHE_BYTES)) as (
+            large,
+            files,
+        ),
     ):
         disk_rate = cold_reads(large, files, seed=1)
         before, done = RowReads(), read_from_disk()
@@ -199,9 +212,9 @@ def main() -> int:
         for repetition in range(args.repetitions):
             part = ids[size * (repetition + 1) : size * (repetition + 2)]
             drop_pages(files)
-            for name, model in (("memory", small), ("file", large)):
-                runs[name].append(measure(model, part, args.prompt))
-                progress(f"round {repetition}, {name}: {runs[name][-1]}")
+            for name, run in measure({"memory": small, "file": large}, part, args.prompt).items():
+                runs[name].append(run)
+                progress(f"round {repetition}, {name}: {run}")
         reads = RowReads()
         reads.add(reads_of(large))
         reads.add(before, -1)
@@ -215,6 +228,7 @@ def main() -> int:
             raise SystemExit(f"reads do not add up: {reads}, {expected} rows requested")
         check_bits(large, ids[:CHUNK])  # last: pages that were touched through a mapping are not dropped any more
     notes = {
+        "numerics": large.numerics.name,
         "files": f"{on_disk / 1e9:.1f} GB of the model with tables read from disk",
         "machine memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.1f} GB",
         "page cache": "dropped before every round (posix_fadvise DONTNEED)",
