@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from headrace.cache.tiers.fetch import Job
 from headrace.core.errors import UserError
 from headrace.engine.core.core import EngineCore
 from headrace.engine.core.options import EngineOptions
@@ -221,25 +223,43 @@ def test_a_load_that_would_take_longer_than_computing_is_left_out(tmp_path: Path
         assert said(result) == alone((*FIRST, 5))
 
 
+def test_a_prompt_goes_on_without_what_cannot_be_read(tmp_path: Path) -> None:
+    with engine(tmp_path) as one:
+        ask(one, FIRST)
+    with engine(tmp_path) as one:
+        assert one.cache.tiers is not None
+        one.cache.tiers._fetcher._read = lambda *_: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+        result = ask(one, [*FIRST, 5])
+        assert (said(result), result.usage.cached_tokens) == (alone((*FIRST, 5)), 0)
+        assert one.cache.tiers.disk is not None
+        assert one.cache.tiers.disk.incidents.counts == {"read_error": 1}
+
+
 def test_others_run_while_a_prompt_waits_for_its_blocks(tmp_path: Path) -> None:
     with engine(tmp_path, window_policy="full") as one:
         ask(one, FIRST)
     with engine(tmp_path, window_policy="full") as one:
         assert one.cache.tiers is not None
-        fetcher = one.cache.tiers._fetcher
-        fetch, fetcher._fetch = fetcher._fetch, lambda job: None  # type: ignore[method-assign]
-        held: list[Any] = []
-        fetcher.add = held.append  # type: ignore[method-assign]
+        fetcher, gate = one.cache.tiers._fetcher, threading.Event()
+        fetch = fetcher._fetch
+
+        def wait_and_fetch(job: Job) -> None:
+            gate.wait(60)
+            fetch(job)
+
+        fetcher._fetch = wait_and_fetch  # type: ignore[method-assign]
         client = Client(one)
         client.submit("waits", [*FIRST, 5], params())
         client.submit("runs", prompt(50, seed=9), params())
         client.step(12)
         assert set(client.results) == {"runs"}
         assert dict(one.traces.newest()[0].waiting)["waits/0"] == "loading"
-        del fetcher.add
-        fetcher._fetch = fetch  # type: ignore[method-assign]
-        fetcher.add(held[0])
-        client.submit("cancelled", prompt(50, seed=9), params())
+        client.submit("cancelled", FIRST, params())
+        client.step()
+        one.cancel("cancelled")
+        client.step(2)
+        assert client.results["cancelled"][0].finish_reason == "cancelled"
+        gate.set()
         client.finish()
         assert said(client.results["waits"][0]) == alone((*FIRST, 5))
         assert client.results["waits"][0].usage.cached_tokens == WHOLE

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.cache.tiers.files import Files
-from headrace.cache.tiers.incidents import Incidents
+from headrace.cache.tiers.incidents import Incident, Incidents
 from headrace.cache.tiers.index import Place
 from headrace.cache.tiers.segment import Kind, Record, digest_of
 from headrace.cache.tiers.store import SegmentStore, StoreOptions
 
 _BATCH = 32
-_QUEUE_BYTES = 256 << 20
+QUEUE_BYTES = 64 << 20
+"""Bytes that may wait to be written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class DiskTier:
         options: StoreOptions,
         *,
         files: Files | None = None,
-        queue_bytes: int = _QUEUE_BYTES,
+        queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         """Open the directory.
 
@@ -120,8 +121,11 @@ class DiskTier:
                 batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
                 self._is_writing = True
             items = [one for one in batch if isinstance(one, Item)]
-            self._write(items)
-            self.store.touch([key for one in batch if not isinstance(one, Item) for key in one])
+            try:
+                self._write(items)
+                self.store.touch([key for one in batch if not isinstance(one, Item) for key in one])
+            except Exception as problem:  # noqa: BLE001 - whatever it is, it must not end the thread that others wait for
+                self.store.refuse_writes(Incident.WRITE_ERROR, repr(problem))
             with self._changed:
                 self._waiting_bytes -= sum(len(item.payload) for item in items)
 

@@ -13,6 +13,7 @@ from headrace.cache.snapshot import Snapshot
 from headrace.cache.state_shape import StateShape
 from headrace.cache.tiers.disk_tier import DiskTier
 from headrace.cache.tiers.host_tier import HostTier
+from headrace.cache.tiers.incidents import Incident
 from headrace.cache.tiers.index import Place
 from headrace.cache.tiers.rates import LoadRule
 from headrace.cache.tiers.segment import Damaged
@@ -71,7 +72,7 @@ class Fetcher:
         self._window, self._step, self._layers = shape.window, shape.largest_ratio, shape.decoder_start
         self._block_bytes = block_bytes
         self._waiting: deque[Job] = deque()
-        self._ready: list[Job] = []
+        self._jobs: list[Job] = []  # those that are not settled
         self._is_closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="headrace-tier-fetch", daemon=True)
@@ -81,18 +82,20 @@ class Fetcher:
         """Take a job."""
         with self._changed:
             self._waiting.append(job)
+            self._jobs.append(job)
             self._changed.notify_all()
 
     def ready(self) -> list[Job]:
         """Return the jobs that are read and not settled, in order."""
         with self._changed:
-            self._ready = [job for job in self._ready if not job.is_settled]
-            return list(self._ready)
+            self._jobs = [job for job in self._jobs if not job.is_settled]
+            return [job for job in self._jobs if job.is_ready]
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until a job is ready, for a while."""
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until a job is ready, for a while; say whether there is one at all."""
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._ready), timeout_s)
+            self._changed.wait_for(lambda: any(job.is_ready for job in self._jobs), timeout_s if self._jobs else 0)
+            return bool(self._jobs)
 
     def close(self) -> None:
         """End the thread."""
@@ -110,11 +113,13 @@ class Fetcher:
                 job = self._waiting.popleft()
             try:
                 self._fetch(job)
-            finally:
-                with self._changed:
-                    job.is_ready = True
-                    self._ready.append(job)
-                    self._changed.notify_all()
+            except Exception as problem:  # noqa: BLE001 - whatever it is, the prompt that waits must go on without
+                job.chosen = None
+                if self._disk is not None:
+                    self._disk.incidents.note(Incident.READ_ERROR, "fetch", repr(problem))
+            with self._changed:
+                job.is_ready = True
+                self._changed.notify_all()
 
     # ------------------------------------------------------------------------------------------------------- one job
 

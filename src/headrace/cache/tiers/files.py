@@ -13,7 +13,7 @@ class Files:
 
     def make_folder(self, folder: Path) -> None:
         """Create a folder and what is above it."""
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def names(self, folder: Path, suffix: str) -> list[str]:
         """Return the names in a folder that end so, sorted."""

@@ -97,7 +97,7 @@ class SegmentStore:
                     self._recover(index, is_rebuilt=is_rebuilt)
                 return index
         except (OSError, sqlite3.Error) as problem:
-            self._refuse_writes(Incident.READ_ONLY, f"it can only be read: {problem}")
+            self.refuse_writes(Incident.READ_ONLY, f"it can only be read: {problem}")
         index = SegmentIndex(None)
         self._recover(index, is_rebuilt=True)
         return index
@@ -106,6 +106,7 @@ class SegmentStore:
         """Open the index; one that is no database is thrown away."""
         path = self.folder / INDEX_NAME
         is_new = not path.exists()
+        self.files.close(self.files.open_or_create(path))  # for its owner alone, as is what belongs to it
         try:
             return SegmentIndex(path), is_new
         except sqlite3.OperationalError:
@@ -200,7 +201,7 @@ class SegmentStore:
             return self._append_fresh(list(fresh.values()))
         except (OSError, sqlite3.Error) as problem:
             is_full = isinstance(problem, OSError) and problem.errno in _FULL
-            self._refuse_writes(
+            self.refuse_writes(
                 Incident.NO_SPACE if is_full else Incident.WRITE_ERROR, f"nothing more is written to it: {problem}"
             )
             return 0
@@ -298,6 +299,7 @@ class SegmentStore:
         except sqlite3.Error as problem:
             self.incidents.note(Incident.BAD_INDEX, INDEX_NAME, str(problem))
 
-    def _refuse_writes(self, kind: Incident, what: str) -> None:
+    def refuse_writes(self, kind: Incident, what: str) -> None:
+        """Write nothing more, and say why."""
         self.is_read_only = True
         self.incidents.note(kind, str(self.folder), what)

@@ -9,6 +9,7 @@ from pathlib import Path
 from headrace.cache.block_pool import BLOCK_TOKENS
 from headrace.cache.snapshot import snapshot_bytes
 from headrace.cache.state_shape import StateShape
+from headrace.cache.tiers.disk_tier import QUEUE_BYTES
 from headrace.core.errors import CapacityError
 from headrace.engine.core.options import EngineOptions, free_memory
 from headrace.engine.core.request_memory import ANSWER_BYTES, request_budget
@@ -38,6 +39,7 @@ class MemoryPlan:
         slots: fixed-size states of running sequences.
         snapshots: window states kept for reuse, at most.
         host: states of preempted requests, at most.
+        tiers: cached blocks in host memory, at most, and those on their way to disk.
         requests: prompts and log-probabilities asked for (`request_budget`), and the values of tokens in the blocks.
     """
 
@@ -49,6 +51,7 @@ class MemoryPlan:
     slots: int
     snapshots: int
     host: int
+    tiers: int
     requests: int
     num_blocks: int
     block_bytes: int
@@ -58,7 +61,7 @@ class MemoryPlan:
     def total(self) -> int:
         """All of it."""
         before = self.process + self.libraries + self.weights + self.scratch
-        return before + self.blocks + self.slots + self.snapshots + self.host + self.requests
+        return before + self.blocks + self.slots + self.snapshots + self.host + self.tiers + self.requests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +104,8 @@ def plan_memory(shape: StateShape, options: EngineOptions, max_context: int, mea
     slots = options.num_slots * per_slot
     host = options.host_bytes if options.host_bytes is not None else per_slot + longest * per_block
     budget, values = request_budget(max_context), BLOCK_TOKENS * ANSWER_BYTES
-    fixed = measured.process + _LIBRARY_CACHES + measured.weights + measured.scratch + slots + host + budget
+    tiers = options.host_cache_bytes + (0 if options.cache_dir is None else QUEUE_BYTES)
+    fixed = measured.process + _LIBRARY_CACHES + measured.weights + measured.scratch + slots + host + tiers + budget
     if options.cache_tokens is not None:
         count = -(-options.cache_tokens // BLOCK_TOKENS)
     elif options.max_memory is not None:
@@ -123,6 +127,7 @@ def plan_memory(shape: StateShape, options: EngineOptions, max_context: int, mea
         slots=slots,
         snapshots=snapshots,
         host=host,
+        tiers=tiers,
         requests=budget + max(0, count) * values,
         num_blocks=count,
         block_bytes=per_block,

@@ -97,10 +97,8 @@ class PrefixCache:
             self.tiers.note_prefill(sum(chunk.stop - chunk.start for chunk in chunks), seconds)
 
     def wait(self) -> bool:
-        """Wait a little for a prompt whose blocks are being read; say whether there can be one."""
-        if self.tiers is not None:
-            self.tiers.wait()
-        return self.tiers is not None
+        """Wait a little for a prompt whose blocks are being read; say whether there is one."""
+        return self.tiers is not None and self.tiers.wait()
 
     def look_up(self, sequence: Sequence) -> Match | None:
         """Find the best start for a prompt; it is held until `begin` or `forget`.

@@ -65,9 +65,9 @@ class Tiers:
             if left <= 0:
                 return
 
-    def wait(self) -> None:
-        """Wait a little for a prompt's blocks: there is nothing else to do."""
-        self._fetcher.wait(_WAIT_S)
+    def wait(self) -> bool:
+        """Wait a little for a prompt's blocks: there is nothing else to do. Say whether any are being read."""
+        return self._fetcher.wait(_WAIT_S)
 
     def _adopt(self, job: Job, most: int) -> int:
         """Take blocks of a job, at most `most`, in order; the job is settled once no more can be taken."""
