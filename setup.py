@@ -44,7 +44,7 @@ class BuildKernels(build_ext):
                 depends=ext.depends,
             )
         objects += self.compiler.compile(
-            [f"{_FOLDER}/dispatch.cpp"], output_dir=str(self.build_temp), extra_postargs=_FLAGS
+            [f"{_FOLDER}/dispatch.cpp", f"{_FOLDER}/pool.cpp"], output_dir=str(self.build_temp), extra_postargs=_FLAGS
         )
         self.compiler.link_shared_object(objects, str(target), target_lang="c++", extra_postargs=["-pthread"])
 
@@ -53,7 +53,7 @@ class BuildKernels(build_ext):
         return str(Path(*fullname.split("."))) + ".so"
 
 
-_sources = [f"{_FOLDER}/kernels.cpp", f"{_FOLDER}/dispatch.cpp"]
+_sources = [f"{_FOLDER}/kernels.cpp", f"{_FOLDER}/dispatch.cpp", f"{_FOLDER}/pool.cpp"]
 _depends = sorted(str(path) for pattern in ("**/*.h", "**/*.cpp") for path in Path(_FOLDER).glob(pattern))
 setup(
     ext_modules=[Extension("headrace.kernels.native._kernels", sources=_sources, depends=_depends, optional=True)],

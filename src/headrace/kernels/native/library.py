@@ -24,6 +24,10 @@ class Library:
         self.instruction_set = instruction_set
         self._handle = handle
 
+    def use_threads(self, count: int) -> None:
+        """Let kernels use `count` threads, this one included; it changes no bit."""
+        self._handle.hr_set_threads(count)
+
     def function(self, name: str, num_arguments: int) -> Any:
         """Return a kernel that takes so many addresses or 64-bit integers."""
         found = getattr(self._handle, f"{name}_{self.instruction_set}")
@@ -73,6 +77,7 @@ def _open() -> ctypes.CDLL | str:
     try:
         handle = ctypes.CDLL(str(_FILE))
         handle.hr_instruction_set.restype = ctypes.c_int64
+        handle.hr_set_threads.argtypes = [ctypes.c_int64]
     except (OSError, AttributeError) as problem:
         return f"{_FILE.name} cannot be loaded: {' '.join(str(problem).split())}"
     return handle

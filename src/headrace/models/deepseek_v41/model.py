@@ -15,6 +15,7 @@ from headrace.cache.sequence_state import SequenceState
 from headrace.cache.state_shape import StateShape
 from headrace.core.errors import CapacityError, UserError
 from headrace.kernels.native.choice import choose, numerics_name
+from headrace.kernels.native.library import load
 from headrace.memory.addressing import Addressing
 from headrace.memory.row_store import RowStore
 from headrace.models.deepseek_v41.attention import Frequencies
@@ -99,6 +100,7 @@ class DeepseekV41:
         self.plan = build_plan(config)
         self.frequencies = Frequencies.build(config, device)
         choice = choose(numerics.kernels)
+        self._kernels = load() if choice.native else None
         self._head = choose_head(parameters, config, choice)
         self._operations = [choose_operations(layer, config, self.frequencies, choice) for layer in parameters.layers]
         tables = {layer.plan.id: layer.ngram.table for layer in parameters.layers if layer.ngram is not None}
@@ -169,6 +171,8 @@ class DeepseekV41:
         """
         work = Work() if work is None else work
         self.check(spans)
+        if self._kernels is not None:
+            self._kernels.use_threads(torch.get_num_threads())
         run = self._start(spans, work, probe, is_tolerant=is_tolerant)
         for layer in self.parameters.layers:
             if layer.ngram is not None:

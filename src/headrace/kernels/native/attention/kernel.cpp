@@ -1,3 +1,6 @@
+#include <atomic>
+
+#include "../pool.h"
 #include "../quantise/quantise.h"
 #include "../rows/rotate.h"
 
@@ -29,7 +32,7 @@ struct Attention {
 
 namespace {
 
-static thread_local Scratch attention_scratch;
+static thread_local Scratch window_scratch, keys_scratch;
 constexpr int HEADS = 4;  // heads that share a read of an entry
 
 // lane j takes columns 32 i + 2 j + 1 and 32 i + 2 j, in ascending i
@@ -122,33 +125,60 @@ static void store_ring(const Attention& job, const AttentionSegment& segment) {
   }
 }
 
+// keys of row `i` of a segment: window positions, then picks, both ascending
+static int64_t list_keys(const Attention& job, const AttentionSegment& segment, const bf16* window, int64_t held,
+                         int64_t i, const bf16** keys) {
+  const int64_t width = job.width, p = segment.first + i, before = p - job.window + 1;
+  int64_t count = 0;
+  for (int64_t s = before > segment.floor ? before : segment.floor; s <= p; s++)
+    keys[count++] = window + (s - (segment.first - held)) * width;
+  for (int64_t slot = 0; slot < segment.slots; slot++) {
+    const int64_t pick = segment.picks[i * segment.slots + slot];
+    if (pick < 0) break;
+    keys[count++] = segment.entries + (segment.is_by_slot ? i * segment.slots + slot : pick) * width;
+  }
+  return count;
+}
+
+// units `low` to `high` - 1 of a segment: groups of heads, row by row
+static bool attend_units(const Attention& job, const AttentionSegment& segment, const bf16* window, int64_t held,
+                         int64_t low, int64_t high) {
+  FlushSubnormals flush;
+  const int64_t most = job.window + segment.slots, groups = (job.heads + HEADS - 1) / HEADS;
+  Carver carve{keys_scratch.get(Carver::room(most * sizeof(bf16*)) + Carver::room(HEADS * (most + 16) * 4))};
+  if (!carve.at) return false;
+  const bf16** keys = carve.take<const bf16*>(most);
+  float* scores = carve.take<float>(HEADS * (most + 16));
+  int64_t count = 0, listed = -1;
+  for (int64_t unit = low; unit < high; unit++) {
+    const int64_t i = unit / groups, row = segment.offset + i;
+    if (i != listed) count = list_keys(job, segment, window, held, i, keys);
+    listed = i;
+    int64_t head = unit % groups * HEADS;
+    const int64_t end = head + HEADS < job.heads ? head + HEADS : job.heads;
+    if (end - head == HEADS)
+      some_heads<HEADS>(job, row, head, keys, count, scores);
+    else
+      for (; head < end; head++) some_heads<1>(job, row, head, keys, count, scores);
+  }
+  return true;
+}
+
 static int64_t attend_segment(const Attention& job, const AttentionSegment& segment) {
   const int64_t width = job.width, before = job.window - 1;
   const int64_t low = segment.first - before > segment.floor ? segment.first - before : segment.floor;
-  const int64_t held = segment.first > low ? segment.first - low : 0, most = job.window + segment.slots;
-  const size_t needed = Carver::room((held + segment.count) * width * 2) + Carver::room(most * sizeof(bf16*)) +
-                        Carver::room(HEADS * (most + 16) * 4);
-  Carver carve{attention_scratch.get(needed)};
-  if (!carve.at) return -1;
-  bf16* rows = carve.take<bf16>((held + segment.count) * width);
-  const bf16** keys = carve.take<const bf16*>(most);
-  float* scores = carve.take<float>(HEADS * (most + 16));
+  const int64_t held = segment.first > low ? segment.first - low : 0;
+  bf16* rows = (bf16*)window_scratch.get((held + segment.count) * width * sizeof(bf16));
+  if (!rows) return -1;
   if (held) read_ring(segment, low, segment.first, width, rows);
   memcpy(rows + held * width, job.values + segment.offset * width, segment.count * width * sizeof(bf16));
-  for (int64_t i = 0; i < segment.count; i++) {
-    const int64_t p = segment.first + i, from = p - before > segment.floor ? p - before : segment.floor;
-    int64_t count = 0;
-    for (int64_t s = from; s <= p; s++) keys[count++] = rows + (s - (segment.first - held)) * width;
-    for (int64_t slot = 0; slot < segment.slots; slot++) {
-      const int64_t pick = segment.picks[i * segment.slots + slot];
-      if (pick < 0) break;
-      keys[count++] = segment.entries + (segment.is_by_slot ? i * segment.slots + slot : pick) * width;
-    }
-    const int64_t row = segment.offset + i;
-    int64_t head = 0;
-    for (; head + HEADS <= job.heads; head += HEADS) some_heads<HEADS>(job, row, head, keys, count, scores);
-    for (; head < job.heads; head++) some_heads<1>(job, row, head, keys, count, scores);
-  }
+  const int64_t units = segment.count * ((job.heads + HEADS - 1) / HEADS);
+  const int64_t pieces = worth(units * HEADS * (job.window + segment.slots) * width * 2, units);
+  std::atomic<bool> has_failed{false};
+  parallel(pieces, [&](int64_t piece) {
+    if (!attend_units(job, segment, rows, held, units * piece / pieces, units * (piece + 1) / pieces)) has_failed = true;
+  });
+  if (has_failed) return -1;
   store_ring(job, segment);
   return 0;
 }

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 
 #include "../product/product.h"
 #include "../quantise/fp4.h"
@@ -186,28 +187,40 @@ static int64_t scan_row(const Index& job, const IndexSegment& segment, const Ind
   return scored;
 }
 
+// row `i` of a segment; returns how many scores were computed, -1 where there is no memory left
+static int64_t select_row(const Index& job, const IndexSegment& segment, int64_t i) {
+  const int64_t visible = (segment.first + i + 1) / job.ratio;
+  int64_t* picks = segment.picks + i * job.top_k;
+  if (job.writes_pool)
+    for (int64_t b = 0; b < job.pool_blocks; b++) segment.pool[i * job.pool_blocks + b] = -1;
+  if (visible <= job.top_k) {
+    for (int64_t k = 0; k < job.top_k; k++) picks[k] = k < visible ? k : -1;
+    return 0;
+  }
+  char* start = index_scratch.get(IndexRoom::size(job, visible));
+  if (!start) return -1;
+  const IndexRoom room(job, visible, start);
+  prepare_queries(job, room, segment.offset + i);
+  return scan_row(job, segment, room, i, visible);
+}
+
 }  // namespace
 
 HR_EXPORT(hr_index)(Index* job) {
-  job->scored = 0;
+  std::atomic<int64_t> scored{0};
+  std::atomic<bool> has_failed{false};
   for (int64_t s = 0; s < job->num_segments; s++) {
     const IndexSegment& segment = job->segments[s];
     const int64_t entries = (segment.first + segment.count) / job->ratio;
-    char* start = index_scratch.get(IndexRoom::size(*job, entries));
-    if (!start) return -1;
-    const IndexRoom room(*job, entries, start);
-    for (int64_t i = 0; i < segment.count; i++) {
-      const int64_t visible = (segment.first + i + 1) / job->ratio;
-      int64_t* picks = segment.picks + i * job->top_k;
-      if (job->writes_pool)
-        for (int64_t b = 0; b < job->pool_blocks; b++) segment.pool[i * job->pool_blocks + b] = -1;
-      if (visible <= job->top_k) {
-        for (int64_t k = 0; k < job->top_k; k++) picks[k] = k < visible ? k : -1;
-        continue;
+    const int64_t rows = segment.count, pieces = worth(rows * entries * job->heads * job->width, rows);
+    parallel(pieces, [&](int64_t piece) {
+      for (int64_t i = rows * piece / pieces; i < rows * (piece + 1) / pieces; i++) {
+        const int64_t found = select_row(*job, segment, i);
+        if (found < 0) has_failed = true;
+        scored += found;
       }
-      prepare_queries(*job, room, segment.offset + i);
-      job->scored += scan_row(*job, segment, room, i, visible);
-    }
+    });
   }
-  return 0;
+  job->scored = scored;
+  return has_failed ? -1 : 0;
 }

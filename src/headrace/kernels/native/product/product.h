@@ -1,5 +1,6 @@
 // Products of rows with FP4, FP8 and bfloat16 matrices in tiles of 16 output columns; see product/__init__.py.
 #pragma once
+#include "../pool.h"
 #include "../quantise/quantise.h"
 
 enum Kind : int32_t { FP4 = 0, FP8 = 1, BF16 = 2 };
@@ -211,14 +212,17 @@ static void all_rows(const Matrix& w, int64_t low, int64_t high, int64_t rows, c
   }
 }
 
-// Rows `a` (codes, or values where `scales` is null) times tiles `low` to `high` - 1 of `w`; out[r] has `columns` columns.
+// Rows `a` (codes, or values where `scales` is null) times `w`; out[r] has w.rows columns. Threads share the tiles.
 static void multiply(const Matrix& w, int64_t rows, const code_t* const* a, const float* const* scales, void* const* out,
                      int32_t result) {
-  const int64_t tiles = (w.rows + 15) / 16;
-  if (w.kind == FP4) return all_rows<FP4>(w, 0, tiles, rows, a, scales, out, w.rows, result);
-  FlushSubnormals flush;
-  if (w.kind == FP8) return all_rows<FP8>(w, 0, tiles, rows, a, scales, out, w.rows, result);
-  all_rows<BF16>(w, 0, tiles, rows, a, scales, out, w.rows, result);
+  const int64_t tiles = (w.rows + 15) / 16, pieces = worth(rows * w.rows * w.width, tiles);
+  parallel(pieces, [&](int64_t piece) {
+    const int64_t low = tiles * piece / pieces, high = tiles * (piece + 1) / pieces;
+    if (w.kind == FP4) return all_rows<FP4>(w, low, high, rows, a, scales, out, w.rows, result);
+    FlushSubnormals flush;
+    if (w.kind == FP8) return all_rows<FP8>(w, low, high, rows, a, scales, out, w.rows, result);
+    all_rows<BF16>(w, low, high, rows, a, scales, out, w.rows, result);
+  });
 }
 
 // bfloat16 values as products take them without quantisation

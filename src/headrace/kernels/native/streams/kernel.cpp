@@ -1,3 +1,4 @@
+#include "../pool.h"
 #include "streams.h"
 
 struct StreamsOpen {
@@ -76,11 +77,9 @@ static void collapse_row(const StreamsOpen& job, int64_t row) {
   norm_row(u, job.norm, width, (float)job.norm_eps, u);
 }
 
-}  // namespace
-
-HR_EXPORT(hr_streams_open)(const StreamsOpen* job) {
-  for (int64_t row = 0; row < job->rows;) {
-    const int tokens = job->rows - row >= 2 ? 2 : 1;
+static void open_rows(const StreamsOpen* job, int64_t low, int64_t high) {
+  for (int64_t row = low; row < high;) {
+    const int tokens = high - row >= 2 ? 2 : 1;
     if (job->fn) {
       float c[2][24], squares[2];
       if (tokens == 2)
@@ -92,23 +91,39 @@ HR_EXPORT(hr_streams_open)(const StreamsOpen* job) {
     for (int t = 0; t < tokens; t++) collapse_row(*job, row + t);
     row += tokens;
   }
+}
+
+// x'[j] = bf16(post_j * o + sum_i comb_ij * x_i)
+static void expand_row(const bf16* half, const bf16* x, const float* post, const float* comb, bf16* out, int64_t width) {
+  for (int64_t d = 0; d < width; d += 16) {
+    v16 from[4];
+    for (int i = 0; i < 4; i++) from[i] = load_bf16(x + i * width + d);
+    const v16 o = load_bf16(half + d);
+    for (int j = 0; j < 4; j++) {
+      v16 y = from[0] * comb[j];
+      for (int i = 1; i < 4; i++) y = fma16(from[i], splat(comb[4 * i + j]), y);
+      store_bf16(out + j * width + d, fma16(o, splat(post[j]), y));
+    }
+  }
+}
+
+}  // namespace
+
+HR_EXPORT(hr_streams_open)(const StreamsOpen* job) {
+  const int64_t pieces = worth(job->rows * job->width * 96, job->rows);
+  parallel(pieces, [&](int64_t piece) {
+    open_rows(job, job->rows * piece / pieces, job->rows * (piece + 1) / pieces);
+  });
   return 0;
 }
 
-// x'[j] = bf16(post_j * o + sum_i comb_ij * x_i); x and out may be the same
+// x and out may be the same
 HR_EXPORT(hr_streams_expand)
 (const bf16* half, const bf16* x, const float* post, const float* comb, bf16* out, int64_t rows, int64_t width) {
-  for (int64_t row = 0; row < rows; row++, x += 4 * width, out += 4 * width, half += width, post += 4, comb += 16) {
-    for (int64_t d = 0; d < width; d += 16) {
-      v16 from[4];
-      for (int i = 0; i < 4; i++) from[i] = load_bf16(x + i * width + d);
-      const v16 o = load_bf16(half + d);
-      for (int j = 0; j < 4; j++) {
-        v16 y = from[0] * comb[j];
-        for (int i = 1; i < 4; i++) y = fma16(from[i], splat(comb[4 * i + j]), y);
-        store_bf16(out + j * width + d, fma16(o, splat(post[j]), y));
-      }
-    }
-  }
+  const int64_t pieces = worth(rows * width * 16, rows);
+  parallel(pieces, [&](int64_t piece) {
+    for (int64_t row = rows * piece / pieces; row < rows * (piece + 1) / pieces; row++)
+      expand_row(half + row * width, x + row * 4 * width, post + 4 * row, comb + 16 * row, out + row * 4 * width, width);
+  });
   return 0;
 }
