@@ -16,9 +16,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser = subparsers.add_parser(
         "calibrate",
         help="fit the temperatures of a draft's confidences",
-        description="Fit one temperature per drafted token to half of the documents of calibration.safetensors beside "
-        "the draft, and say the calibration error of the other half before and after. Serving reads the file as "
-        "draft_temperatures.json beside the draft.",
+        description="Fit a temperature, an offset and a slope per drafted token to the documents of "
+        "calibration.safetensors beside the draft, and say the calibration error before and after: each document is "
+        "judged by a fit to others. Serving reads the file as draft_temperatures.json beside the draft.",
     )
     parser.add_argument("path", type=Path, nargs="?", metavar="PATH", help="a checkpoint folder (the shipped model)")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the JSON file to write")
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.checkpoint.tensor_file import check_target
     from headrace.checkpoint.weights_digest import weights_digest
     from headrace.core.shipped import shipped_model
-    from headrace.engine.drafting.temperatures import fit_halves
+    from headrace.engine.drafting.temperatures import fit_documents
 
     path = args.path or shipped_model()
     if not path.is_dir():
@@ -46,21 +46,24 @@ def run(args: argparse.Namespace) -> int:
     target = check_target(args.out)
     weights = weights_digest(path)
     logits, kept, document, source = _rows(path, args)
-    found = fit_halves(logits, kept, document, weights=weights, source=source)
+    found = fit_documents(logits, kept, document, weights=weights, source=source)
     text = json.dumps(found.to_json(), indent=2, ensure_ascii=False) + "\n"
     _write(target, text)
     if args.json:
         print(text, end="")
         return 0
     print(
-        f"{source}: fitted to {found.rows[0]:,} anchors of {found.documents[0]} documents, "
-        f"judged on {found.rows[1]:,} of {found.documents[1]} others"
+        f"{source}: fitted to {found.rows:,} anchors of {found.documents} documents; errors are those of fits to "
+        f"{found.folds - 1} of {found.folds} parts on the one left out"
     )
-    for place, temperature in enumerate(found.scale.temperatures):
+    scale = found.scale
+    for place, (temperature, offset, slope) in enumerate(
+        zip(scale.temperatures, scale.offsets, scale.slopes, strict=True)
+    ):
         print(
-            f"draft {place + 1}: temperature {temperature:.3f}, offset {found.scale.offsets[place]:+.1f}; calibration "
-            f"error {found.before[place]:.4f} before, {found.after[place]:.4f} after "
-            f"({found.without_offsets[place]:.4f} with temperatures alone, {found.by_chance[place]:.4f} by chance)"
+            f"draft {place + 1}: temperature {temperature:.3f}, offset {offset:+.1f}, slope {slope:g} above "
+            f"{scale.knees[place]:.2f}; calibration error {found.before[place]:.4f} before, {found.after[place]:.4f} "
+            f"after ({found.plain[place]:.4f} with temperatures alone, {found.by_chance[place]:.4f} by chance)"
         )
     print(f"written: {args.out}")
     return 0
