@@ -348,3 +348,27 @@ def test_memory_of_a_scan_grows_neither_with_rows_nor_with_the_context(
         scores, peaks = heads * it.KEY_TILE * (4 if is_fp32 else 2), 8 * context // size if candidates else 0
         assert most_rows * (scores + peaks) <= it._SCORE_BYTES
         assert sum(count * keys for count, keys in shapes) == rows * context
+
+
+def fp4_values(*shape: int, seed: int) -> torch.Tensor:
+    """Values as keys and queries hold them: FP4 codes with a scale for every 32."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.5, -1, -1.5, -2, -3, -4, -6])
+    picked = codes[torch.randint(0, 15, shape, generator=generator)].view(*shape[:-1], -1, 32)
+    scales = 2.0 ** torch.randint(-8, 4, (*picked.shape[:-1], 1), generator=generator).float()
+    return (picked * scales).view(shape).bfloat16()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 64, 129])
+@pytest.mark.parametrize(("heads", "width", "keys"), [(4, 32, 512), (3, 32, 24), (8, 64, 200), (32, 128, 1000)])
+@pytest.mark.parametrize("is_fp32", [False, True])
+def test_rows_with_keys_of_their_own_get_the_products_of_one_row_alone(
+    rows: int, heads: int, width: int, keys: int, is_fp32: bool
+) -> None:
+    q, own = fp4_values(rows, heads, width, seed=rows), fp4_values(rows, keys, width, seed=keys)
+    visible = torch.full((rows,), keys)
+    query = IndexQuery(q, torch.ones(rows, heads).bfloat16(), visible, is_fp32)
+    together = it.own_dots(query, own)
+    for row in range(rows):
+        alone = it._dots(query.rows(row, row + 1), own[row])[0, :, :keys]
+        assert torch.equal(together[row], alone)
