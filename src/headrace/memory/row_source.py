@@ -65,7 +65,7 @@ class TableSource:
     def start(self, row_ids: RowIds, codes: Bytes, scales: Bytes, *, is_urgent: bool) -> Request:
         """Announce the pages of the rows. See `RowSource`."""
         del is_urgent  # the system orders its reads
-        self._table.prefetch(row_ids)
+        self._table.bring_in(row_ids)
         return _Copy(self._table, row_ids, codes, scales)
 
     def close(self) -> None:

@@ -83,7 +83,7 @@ class MemoryTable:
         State: none.
         """
         ids = self._checked(row_ids)
-        self._bring_in(ids)
+        self.bring_in(ids)
         out = torch.empty((len(ids), self.head_dim), dtype=torch.bfloat16)
         for start in range(0, len(ids), _SLICE_ROWS):
             part = ids[start : start + _SLICE_ROWS]
@@ -98,10 +98,10 @@ class MemoryTable:
         Raises:
             UserError: a row number is outside the table.
         """
-        self._bring_in(self._checked(row_ids))
+        self.bring_in(self._checked(row_ids))
 
-    def _bring_in(self, ids: RowIds) -> None:
-        pass
+    def bring_in(self, row_ids: RowIds) -> None:
+        """Announce rows whose numbers are known to be inside the table, [n] int64."""
 
     def copy_rows(self, row_ids: RowIds, codes: Bytes, scales: Bytes) -> None:
         """Copy the stored bytes of rows, unchecked.
@@ -144,9 +144,10 @@ class MappedTable(MemoryTable):
         super().__init__(layer_id, codes, scales)
         self._pages = (_MappedRows(codes), _MappedRows(scales))
 
-    def _bring_in(self, ids: RowIds) -> None:
+    def bring_in(self, row_ids: RowIds) -> None:
+        """Announce the pages of rows, [n] int64, all at once."""
         for pages in self._pages:
-            pages.announce(ids)
+            pages.announce(row_ids)
 
 
 class _MappedRows:

@@ -16,14 +16,21 @@ from headrace.memory.row_store import Collected, RowStore
 from headrace.memory.table import Table
 from headrace.models.deepseek_v41.batch import Span
 
+_MAX_KEPT_ROWS = 16  # of a span whose addresses are kept
+_MAX_KEPT = 512
+
 
 @dataclass(frozen=True)
 class NgramMemory:
-    """A model's n-gram memory: addresses, tables by layer id, and the store in front of them (None: look up)."""
+    """A model's n-gram memory: addresses, tables by layer id, and the store in front of them (None: look up).
+
+    `kept` has the addresses of the newest short spans, by their tokens and what they look back on.
+    """
 
     addressing: Addressing
     tables: dict[int, Table]
     store: RowStore | None
+    kept: dict[tuple[int, bytes, bytes], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     def begin(self, spans: Sequence[Span], *, is_tolerant: bool) -> "NgramRows":
         """Ask for the rows of the spans' tokens.
@@ -84,13 +91,26 @@ class NgramMemory:
 
     def _row_ids(self, spans: Sequence[Span]) -> tuple[list[np.ndarray], np.ndarray]:
         """Return the compressed ids of every span, and the row numbers [T, layers, C] of all their tokens."""
-        compressed = [
-            self.addressing.compress(span.token_ids, span.images.is_image_T if span.images else None) for span in spans
-        ]
-        steps = [
-            self.addressing.history(ids, span.state.previous_ids) for ids, span in zip(compressed, spans, strict=True)
-        ]
-        return compressed, self.addressing.row_ids(np.concatenate(steps))
+        found = [self._row_ids_of(span) for span in spans]
+        return [compressed for compressed, _ in found], np.concatenate([row_ids for _, row_ids in found])
+
+    def _row_ids_of(self, span: Span) -> tuple[np.ndarray, np.ndarray]:
+        previous, images = span.state.previous_ids, span.images
+        if images is not None or span.num_rows > _MAX_KEPT_ROWS:
+            return self._address(span.token_ids, previous, None if images is None else images.is_image_T)
+        key = (span.num_rows, span.token_ids.tobytes(), previous.tobytes())
+        found = self.kept.pop(key, None)
+        if found is None:  # asked for once before the step and once in it
+            if len(self.kept) >= _MAX_KEPT:
+                self.kept.clear()
+            found = self.kept[key] = self._address(span.token_ids, previous, None)
+        return found
+
+    def _address(
+        self, token_ids: np.ndarray, previous_ids: np.ndarray, is_image: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        compressed = self.addressing.compress(token_ids, is_image)
+        return compressed, self.addressing.row_ids(self.addressing.history(compressed, previous_ids))
 
 
 @dataclass
