@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.clients import CHAT_TOOL, MODEL, OFF, check_wheel, openai_of, user
+from tests.server.clients import CHAT_TOOL, MODEL, OFF, WHEEL, check_wheel, openai_of, user
 from tests.server.serving import Served
 
 THINK_END = 8
@@ -184,6 +184,10 @@ def test_no_call_where_none_is_wanted(client: openai.OpenAI) -> None:
     assert one.usage.prompt_tokens < 20
 
 
+def named(**more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": WHEEL["name"], **more}}
+
+
 @pytest.mark.parametrize(
     ("field", "words"),
     [
@@ -192,6 +196,11 @@ def test_no_call_where_none_is_wanted(client: openai.OpenAI) -> None:
         ({"reasoning_effort": 101}, "reasoning_effort is 101"),
         ({"store": True}, "store is not accepted"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 3}, "max_tokens and max_completion_tokens differ"),
+        ({"seed": 1 << 64}, "seed is 18446744073709551616"),
+        ({"tools": [CHAT_TOOL], "tool_choice": named(zzz=1)}, "tool_choice.function.zzz is not supported"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "zzz": 1}}}, "json_schema.zzz"),
+        ({"messages": [user([{"type": "image_url", "image_url": {"url": "data:", "zzz": 1}}])]}, "image_url.zzz"),
         ({"n": 129}, "n is 129"),
         ({"temperature": 3}, "temperature"),
         (

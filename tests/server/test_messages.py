@@ -91,6 +91,7 @@ THINKING_AND_FORCED = {"thinking": {"type": "enabled"}, "tools": [MESSAGES_TOOL]
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
         ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "document"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort is 'huge'"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking"}]}]}, "accepted are text, image"),
         (THINKING_AND_FORCED, "thinking does not go"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.clients import MODEL, openai_of
+from tests.server.clients import FLAT_TOOL, MODEL, openai_of
 from tests.server.serving import Served, serving
 
 NO_THINKING: Any = {"effort": "none"}
@@ -114,6 +114,9 @@ def test_a_response_is_cancelled_while_it_is_generated(client: openai.OpenAI) ->
         ({"truncation": "auto"}, "truncation is not accepted"),
         ({"tools": [{"type": "file_search", "vector_store_ids": []}]}, "file_search"),
         ({"reasoning": {"effort": 0}}, "reasoning.effort is 0"),
+        ({"max_output_tokens": -1}, "max_output_tokens is not accepted"),
+        ({"tools": [{**FLAT_TOOL, "defer_loading": True}]}, "tools.0.defer_loading is not supported"),
+        ({"tools": [FLAT_TOOL], "tool_choice": {"type": "function", "name": "x", "zzz": 1}}, "tool_choice.zzz"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(client: openai.OpenAI, field: dict[str, Any], words: str) -> None:

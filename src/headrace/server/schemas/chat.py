@@ -1,5 +1,6 @@
 """The body of `POST /v1/chat/completions`."""
 
+from collections.abc import Collection
 from typing import Any, Literal
 
 from pydantic import Field
@@ -16,7 +17,6 @@ _PASSED = {
     "temperature",
     "top_p",
     "stop",
-    "seed",
     "logprobs",
     "top_logprobs",
     "frequency_penalty",
@@ -33,6 +33,7 @@ _PARTS = {"type", "text", "image_url"}
 _FUNCTION = {"name", "description", "parameters", "strict"}
 _CHOICE = {"type", "function"}
 _FORMAT = {"type", "json_schema", "regex"}
+_SCHEMA = {"name", "description", "schema", "strict"}
 
 
 class StreamOptions(Body):
@@ -55,8 +56,8 @@ class ChatRequest(Extensions):
     model: str | None = Field(None, description="The served model; it may be left out.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = None
@@ -91,18 +92,20 @@ class ChatRequest(Extensions):
         body = self.given(_PASSED)
         body["messages"] = [_message(one, f"messages.{index}") for index, one in enumerate(self.messages)]
         if self.max_completion_tokens is not None:
+            if self.max_tokens not in (None, self.max_completion_tokens):
+                raise UserError("max_tokens and max_completion_tokens differ; accepted is one", param="max_tokens")
             body["max_tokens"] = self.max_completion_tokens
         if self.continue_final_message:
             _continue(body["messages"])
         if self.response_format is not None:
-            body["response_format"] = keep_known(self.response_format, _FORMAT, "response_format")
+            body["response_format"] = _format(self.response_format)
         if self.tools:
             body["tools"] = [_tool(one, f"tools.{index}") for index, one in enumerate(self.tools)]
         is_forced = _is_forced(self.tool_choice)
         if is_forced and not self.tools:
             raise UserError("tool_choice asks for a call and there are no tools", param="tool_choice")
         if isinstance(self.tool_choice, dict):
-            body["tool_choice"] = keep_known(self.tool_choice, _CHOICE, "tool_choice")
+            body["tool_choice"] = _with_known(self.tool_choice, _CHOICE, "function", {"name"}, "tool_choice")
         if self.thinking is not None:
             body["thinking"] = {"type": self.thinking.type}
         if effort is not None:
@@ -145,12 +148,29 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
         raise UserError(f"{where}.reasoning_content goes with role assistant only", param=f"{where}.reasoning_content")
     if isinstance(kept.get("content"), list):
         parts = [as_object(part, f"{where}.content.{index}") for index, part in enumerate(kept["content"])]
-        kept["content"] = [keep_known(part, _PARTS, f"{where}.content.{index}") for index, part in enumerate(parts)]
+        kept["content"] = [
+            _with_known(part, _PARTS, "image_url", {"url", "detail"}, f"{where}.content.{index}")
+            for index, part in enumerate(parts)
+        ]
     if kept.get("tool_calls") in (None, []):
         kept.pop("tool_calls", None)
     else:
         calls = as_list(kept["tool_calls"], f"{where}.tool_calls")
         kept["tool_calls"] = [_call(call, f"{where}.tool_calls.{index}") for index, call in enumerate(calls)]
+    return kept
+
+
+def _format(form: dict[str, Any]) -> dict[str, Any]:
+    return _with_known(form, _FORMAT, "json_schema", _SCHEMA, "response_format")
+
+
+def _with_known(
+    value: dict[str, Any], known: Collection[str], inner: str, known_inside: Collection[str], where: str
+) -> dict[str, Any]:
+    """Return an object with known fields, in field `inner` too where that is an object."""
+    kept = keep_known(value, known, where)
+    if isinstance(kept.get(inner), dict):
+        kept[inner] = keep_known(kept[inner], known_inside, f"{where}.{inner}")
     return kept
 
 

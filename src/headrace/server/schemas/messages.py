@@ -17,7 +17,6 @@ _BLOCKS: dict[str, set[str]] = {
     "text": {"type", "text"},
     "image": {"type", "source"},
     "thinking": {"type", "thinking", "signature"},
-    "redacted_thinking": {"type", "data"},
     "tool_use": {"type", "id", "name", "input"},
     "tool_result": {"type", "tool_use_id", "content", "is_error"},
 }
@@ -59,6 +58,7 @@ class CountRequest(Extensions):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    cache_control: dict[str, Any] | None = Field(None, description="Accepted and not used: all prompts are cached.")
 
     def wanted(self, cache_salt: str | None) -> Wanted:
         """Return the request with every field checked by name.
@@ -106,7 +106,7 @@ class CountRequest(Extensions):
 class MessagesRequest(CountRequest):
     """A conversation to be continued."""
 
-    max_tokens: int
+    max_tokens: int = Field(ge=1)
     stream: bool | None = None
     stop_sequences: list[str] | None = None
     temperature: float | None = None

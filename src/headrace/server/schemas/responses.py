@@ -12,7 +12,7 @@ from headrace.server.protocol.fields import as_object, keep_known
 from headrace.server.schemas.body import Body
 from headrace.server.schemas.extensions import Extensions, stops
 
-_PASSED = {"instructions", "max_output_tokens", "temperature", "top_p", "tool_choice", "top_logprobs", "user", "stream"}
+_PASSED = {"instructions", "max_output_tokens", "temperature", "top_p", "top_logprobs", "user", "stream"}
 _LOGPROBS = "message.output_text.logprobs"
 _IGNORED_INCLUDES = {"reasoning.encrypted_content"}
 _ITEMS: dict[str, tuple[set[str], set[str]]] = {
@@ -23,7 +23,7 @@ _ITEMS: dict[str, tuple[set[str], set[str]]] = {
 }
 _PARTS = {"type", "text", "image_url", "detail", "refusal"}
 _PARTS_UNUSED = {"annotations", "logprobs"}
-_TOOL = {"type", "name", "description", "parameters", "strict", "defer_loading"}
+_TOOL = {"type", "name", "description", "parameters", "strict"}
 
 
 class Reasoning(Body):
@@ -55,7 +55,7 @@ class ResponsesRequest(Extensions):
     instructions: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: int | None = None
@@ -133,7 +133,12 @@ class ResponsesRequest(Extensions):
             body["tools"] = [_tool(one, f"tools.{index}") for index, one in enumerate(self.tools)]
         if self.parallel_tool_calls is not None:
             body["parallel_tool_calls"] = self.parallel_tool_calls
-        is_forced = self.tool_choice == "required" or isinstance(self.tool_choice, dict)
+        choice = self.tool_choice
+        if choice is not None:
+            body["tool_choice"] = (
+                keep_known(choice, {"type", "name"}, "tool_choice") if isinstance(choice, dict) else choice
+            )
+        is_forced = choice == "required" or isinstance(choice, dict)
         if is_forced and not self.tools:
             raise UserError("tool_choice asks for a call and there are no tools", param="tool_choice")
         if effort is not None:
