@@ -13,6 +13,7 @@ import uvicorn
 
 from headrace.engine.llm import LLM
 from headrace.server.app import create_app
+from headrace.server.run import http_config
 from headrace.server.settings import ServerSettings
 from headrace.server.state import ServerState
 
@@ -57,8 +58,7 @@ def inside(
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
         listener.bind(("127.0.0.1", 0))
         state = ServerState(llm, ServerSettings(**settings), NAME)
-        config = uvicorn.Config(create_app(state), log_config=None, access_log=False, lifespan="off", ws="none")
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(http_config(create_app(state), state.settings))
         loops: list[asyncio.AbstractEventLoop] = []
 
         async def serve() -> None:

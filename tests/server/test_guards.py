@@ -4,12 +4,13 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx2
 import pytest
 
-from tests.server.inside import Inside
+from tests.server.inside import Inside, inside
 from tests.server.serving import Served, serving
 from tests.server.wire import post, read_until
 
@@ -21,6 +22,17 @@ def strict() -> Iterator[Served]:
     options += ["--max-context", "512", "--request-timeout", "1", "--cors-origin", "https://pages.example"]
     with serving(*options, api_key="one") as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Inside]:
+    """Serve for four connections that say soon what they want."""
+    with inside(head_timeout_s=0.3, body_timeout_s=0.2, max_connections=4) as found:
+        yield found
+
+
+def connected(found: Inside) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", found.port), timeout=10)
 
 
 def complete(base_url: str, key: str = "", headers: dict[str, str] | None = None, **body: Any) -> httpx2.Response:
@@ -63,6 +75,19 @@ def test_an_unknown_path_is_named_only_to_those_with_a_key(served: Served) -> No
     assert "/v1/nothing" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("name", ["body", "query", "path"])
+def test_a_field_of_any_name_is_refused_by_it(opened: Inside, name: str) -> None:
+    assert complete(opened.base_url, **{name: 1}).json()["error"]["param"] == name
+
+
+def test_head_is_get_without_a_body(opened: Inside) -> None:
+    for path in ("/", "/health", "/v1/models"):
+        head, whole = httpx2.head(opened.base_url + path), httpx2.get(opened.base_url + path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-length"] == str(len(whole.content))
+    assert httpx2.head(f"{opened.base_url}/v1/completions").status_code == 405
+
+
 def test_errors_have_the_shape_of_the_dialect(served: Served) -> None:
     answer = httpx2.post(f"{served.base_url}/v1/messages", json={})
     assert (answer.status_code, answer.json()["type"]) == (401, "error")
@@ -83,10 +108,12 @@ def test_a_page_of_another_origin_cannot_post(opened: Inside) -> None:
     assert complete(opened.base_url, headers={"origin": opened.base_url}).status_code == 200
 
 
-def test_a_form_cannot_post_either(opened: Inside) -> None:
+def test_a_form_cannot_post_either_and_is_told_why(opened: Inside) -> None:
     body = json.dumps({"prompt": "x", "max_tokens": 1})
     answer = httpx2.post(f"{opened.base_url}/v1/completions", content=body, headers={"content-type": "text/plain"})
     assert answer.status_code == 400
+    assert "content-type is 'text/plain'; accepted is 'application/json'" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] is None
 
 
 def test_no_origin_is_allowed_by_default(served: Served) -> None:
@@ -163,13 +190,38 @@ def test_a_request_that_is_never_started_in_time_is_refused(strict: Served) -> N
         assert int(answer.headers["retry-after"]) >= 1
 
 
-def test_a_body_that_does_not_come_is_not_waited_for_for_ever() -> None:
-    from tests.server.inside import inside
-
-    with inside(body_timeout_s=0.2) as found, socket.create_connection(("127.0.0.1", found.port), timeout=10) as link:
+def test_a_body_that_does_not_come_is_not_waited_for_for_ever(hasty: Inside) -> None:
+    with connected(hasty) as link:
         head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         link.sendall(f"{head}Content-Length: 50\r\n\r\n{{".encode())
         assert read_until(link, b"\r\n\r\n").startswith(b"HTTP/1.1 408")
+
+
+def test_a_client_that_asks_for_nothing_is_hung_up_on(hasty: Inside) -> None:
+    with connected(hasty) as silent, connected(hasty) as slow:
+        slow.sendall(b"GET /health HTTP/1.1\r\n")
+        for _ in range(3):
+            time.sleep(0.05)
+            slow.sendall(b"X: 1\r\n")
+        assert silent.recv(1) == slow.recv(1) == b""
+    with connected(hasty) as again:
+        for _ in range(2):  # a connection that is used is not
+            again.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert read_until(again, b"}").startswith(b"HTTP/1.1 200")
+            time.sleep(0.4)
+
+
+def test_one_connection_too_many_is_told_when_to_come_back(hasty: Inside) -> None:
+    with ExitStack() as stack:
+        kept = [stack.enter_context(connected(hasty)) for _ in range(hasty.state.settings.max_connections)]
+        for link in kept:
+            link.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert read_until(link, b"}").startswith(b"HTTP/1.1 200")
+        answer = httpx2.get(f"{hasty.base_url}/health")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "overloaded")
+        assert int(answer.headers["retry-after"]) >= 1
+    while httpx2.get(f"{hasty.base_url}/health").status_code == 503:
+        time.sleep(0.02)
 
 
 # ---------------------------------------------------------------------------------------------------------------- salts
@@ -189,6 +241,12 @@ def test_tenants_do_not_see_each_others_cached_prompts(strict: Served) -> None:
     assert cached("one", cache_salt="a") == 0
     assert cached("one", cache_salt="a") > 200
     assert cached("two", cache_salt="a") == 0
+
+
+def test_tenants_do_not_see_each_others_x_rays(strict: Served) -> None:
+    path = f"{strict.base_url}/v1/xray/{complete(strict.base_url, 'one', xray=True, cache_salt='a').json()['id']}"
+    seen = [httpx2.get(path, headers={"x-api-key": key}).status_code for key in ("one", "two")]
+    assert seen == [200, 404]
 
 
 # ---------------------------------------------------------------------------------------------------------------- leaks

@@ -120,8 +120,8 @@ class _Flight:
         self._lengths = [len(one.prompt_ids) for one in asked]
         self._newest: dict[tuple[int, int], float] = {}
         self._xray = None
-        if len(asked) == 1 and asked[0].params.xray and response_id is not None and state.xrays is not None:
-            self._xray = state.xrays.begin(response_id, asked[0].prompt_ids)
+        if len(asked) == 1 and asked[0].params.xray and response_id is not None:
+            self._xray = state.xrays.begin(response_id, asked[0].prompt_ids, asked[0].params.cache_salt)
 
     @property
     def is_running(self) -> bool:

@@ -95,6 +95,13 @@ class OutOfTime(Refused):
     code = "timeout"
 
 
+class TooManyConnections(Refused):
+    """More clients are connected than the server takes."""
+
+    status = 503
+    code = "overloaded"
+
+
 class ClientGone(Refused):
     """The client hung up, so nobody reads the answer."""
 
@@ -198,13 +205,13 @@ def install(app: FastAPI) -> None:
 
     async def not_understood(request: Request, error: Exception) -> JSONResponse:
         found = error.errors() if isinstance(error, RequestValidationError) else []
-        return response(_sentence(found), dialect_of(request.url.path))
+        return response(_sentence(found, request.headers.get("content-type")), dialect_of(request.url.path))
 
     async def by_status(request: Request, error: Exception) -> JSONResponse:
         path, status = request.url.path, getattr(error, "status_code", 500)
         known: dict[int, Exception] = {
-            404: NotFound(f"{path} is not a path of this server; /openapi.json lists those that are"),
-            405: WrongMethod(f"{path} is not called with {request.method}; /openapi.json lists what is accepted"),
+            404: NotFound(f"{path[:200]} is not a path of this server; /openapi.json lists those that are"),
+            405: WrongMethod(f"{path[:200]} is not called with {request.method}; /openapi.json lists what is accepted"),
             400: UserError("the body cannot be read as JSON; accepted is one JSON object in UTF-8"),
         }
         answer = response(known.get(status, error), dialect_of(path))
@@ -221,22 +228,32 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, refused)
 
 
-def _sentence(found: Any) -> UserError:
+def _sentence(found: Any, content_type: str | None) -> UserError:
     """Return the first thing that is wrong with a body, by name and without the value."""
     if not found:
         return UserError("the request is not understood; /openapi.json says what is accepted")
     first = min(found, key=lambda one: one["type"] != "extra_forbidden")
-    where = [part for part in first["loc"] if part not in {"body", "query", "path"}]
+    if first["type"] == "json_invalid":
+        reason = first.get("ctx", {}).get("error", "")
+        return UserError(f"the body is not JSON at character {first['loc'][-1]}: {reason}")
+    where = first["loc"][1:]
+    if not where:
+        return _no_object(content_type)
     alternatives = [one for one in found if one["loc"][:2] == first["loc"][:2]]
     if len(alternatives) > 1 and len({one["loc"] for one in alternatives}) > 1 and first["type"] != "extra_forbidden":
-        name = str(where[0]) if where else "the body"
+        name = str(where[0])
         return UserError(f"{name} is none of the forms that are accepted; /openapi.json lists them", param=name)
-    name = ".".join(map(str, where)) or "the body"
+    name = ".".join(map(str, where))[:200]
     if first["type"] == "extra_forbidden":
         return UserError(f"{name} is not supported; /openapi.json lists the fields that are", param=name)
     if first["type"] == "missing":
         return UserError(f"{name} is missing", param=name)
-    if first["type"] == "json_invalid":
-        reason = first.get("ctx", {}).get("error", "")
-        return UserError(f"the body is not JSON at character {name}: {reason}")
     return UserError(f"{name} is not accepted: {first['msg'].removeprefix('Value error, ')}", param=name)
+
+
+def _no_object(content_type: str | None) -> UserError:
+    media_type = (content_type or "").partition(";")[0].strip().lower()
+    if media_type.startswith("application/") and media_type.endswith(("/json", "+json")):
+        return UserError("the body is no JSON object; accepted is one, in UTF-8")
+    told = "missing" if content_type is None else repr(content_type[:60])
+    return UserError(f"the header content-type is {told}; accepted is 'application/json'")

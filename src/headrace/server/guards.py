@@ -11,9 +11,10 @@ from urllib.parse import urlsplit
 
 from headrace.core.errors import HeadraceError
 from headrace.server import errors
-from headrace.server.errors import Forbidden, NoKey, TooLarge, TooSlow
+from headrace.server.connection import BEYOND_LIMIT
+from headrace.server.errors import Forbidden, NoKey, TooLarge, TooManyConnections, TooSlow
 from headrace.server.settings import ServerSettings, is_loopback
-from headrace.server.state import tenant_of
+from headrace.server.state import tenant_name
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -31,7 +32,7 @@ class Guards:
 
     def __init__(self, app: Any, settings: ServerSettings) -> None:
         self._app, self._settings = app, settings
-        self._keys = [(key.encode(), tenant_of(key)) for key in settings.api_keys]
+        self._keys = [(key.encode(), tenant_name(key)) for key in settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check, then pass on."""
@@ -50,8 +51,12 @@ class Guards:
                 receive = await self._read(headers, receive)
         except HeadraceError as error:
             refusal = errors.response(error, errors.dialect_of(scope["path"]))
+            if isinstance(error, TooManyConnections):
+                refusal.headers["connection"] = "close"
             await refusal(scope, receive, answer)
         else:
+            if scope["method"] == "HEAD":  # the answer to GET, of which uvicorn sends the head
+                scope = {**scope, "method": "GET"}
             await self._app(scope, receive, answer)
         finally:
             line.write()
@@ -60,9 +65,11 @@ class Guards:
         """Return the tenant of a request that may pass.
 
         Raises:
-            NoKey, Forbidden: it may not.
+            NoKey, Forbidden, TooManyConnections: it may not.
         """
         path, settings = scope["path"], self._settings
+        if scope["state"].get(BEYOND_LIMIT):
+            raise TooManyConnections(f"{settings.max_connections} clients are connected already; try again later")
         host = _host_of(headers.get("host", ""))
         if not self._keys and settings.is_loopback and not is_loopback(host):
             raise Forbidden(

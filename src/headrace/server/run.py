@@ -1,12 +1,14 @@
 """The server's process from its first socket to its last stream."""
 
 import asyncio
+import functools
 import logging
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -14,6 +16,7 @@ from fastapi import FastAPI
 from headrace.core.errors import UserError
 from headrace.engine.llm import LLM
 from headrace.server.app import create_app
+from headrace.server.connection import Connection
 from headrace.server.routes.health import decode_token
 from headrace.server.settings import ServerSettings
 from headrace.server.state import ServerState
@@ -55,23 +58,27 @@ async def _serve(state: ServerState, listener: socket.socket, on_ready: Callable
     await server.serve(sockets=[listener])
 
 
+def http_config(app: FastAPI, settings: ServerSettings) -> uvicorn.Config:
+    """Return how an application is served."""
+    http: Any = functools.partial(Connection, settings)
+    return uvicorn.Config(
+        app,
+        http=http,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        lifespan="off",
+        timeout_graceful_shutdown=_GRACE_S,
+    )
+
+
 class _Server(uvicorn.Server):
     """uvicorn, with streams that are told when it stops, and an exit status of 0 after a signal."""
 
     def __init__(self, app: FastAPI, state: ServerState, on_ready: Callable[[], object]) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                ws="none",
-                lifespan="off",
-                limit_concurrency=state.settings.max_connections,
-                timeout_graceful_shutdown=_GRACE_S,
-            )
-        )
+        super().__init__(http_config(app, state.settings))
         self._state, self._on_ready = state, on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

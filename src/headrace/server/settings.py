@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from headrace.core.errors import UserError
 
+_SECONDS = ("head_timeout_s", "body_timeout_s", "stall_timeout_s", "keep_alive_s", "engine_wait_s", "ready_cache_s")
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain"})
 
 
@@ -18,10 +19,11 @@ class ServerSettings:
         api_keys: a request must carry one of them; empty asks for none. With several, each has a cache of its own.
         max_waiting: requests that may wait for a place in the engine; one more is refused with 429.
         max_body_bytes: bytes of a request's body; a larger one is refused with 413.
-        max_connections: connections at once; more are refused with 503.
+        max_connections: connections at once; what comes on more is refused with 503.
         max_images: images of one request; max_image_bytes: bytes of one of them, encoded.
         allow_image_urls: whether images are fetched from http(s) addresses.
         request_timeout_s: seconds after which a request is given up, None for never.
+        head_timeout_s: seconds in which a new connection must ask for something, line and headers.
         body_timeout_s: seconds in which a request's body must arrive.
         stall_timeout_s: seconds that a client may take to accept a part of an answer.
         keep_alive_s: seconds of silence after which a stream gets a comment.
@@ -42,6 +44,7 @@ class ServerSettings:
     max_image_bytes: int = 16 << 20
     allow_image_urls: bool = False
     request_timeout_s: float | None = None
+    head_timeout_s: float = 30.0
     body_timeout_s: float = 30.0
     stall_timeout_s: float = 60.0
     keep_alive_s: float = 1.0
@@ -63,7 +66,7 @@ class ServerSettings:
         for name in ("max_waiting", "max_body_bytes", "max_connections", "max_image_bytes"):
             _whole(name, getattr(self, name), 1)
         _whole("max_images", self.max_images, 0)
-        for name in ("body_timeout_s", "stall_timeout_s", "keep_alive_s", "engine_wait_s", "ready_cache_s"):
+        for name in _SECONDS:
             _seconds(name, getattr(self, name))
         if self.request_timeout_s is not None:
             _seconds("request_timeout_s", self.request_timeout_s)

@@ -147,10 +147,16 @@ class ServerState:
 
     def salt(self, request: Request, wanted: str | None) -> str | None:
         """Return the cache salt of a request: its key's own where there are several keys, with the one it asks for."""
-        tenant: str | None = getattr(request.state, "tenant", None)
+        tenant = tenant_of(request)
         if len(self.settings.api_keys) < 2 or tenant is None:
             return wanted
         return f"{tenant}:{wanted or ''}"
+
+    def owns(self, request: Request, salt: str | None) -> bool:
+        """Return whether a request has the key of the one whose `salt` this is; with one key or none, all have."""
+        if len(self.settings.api_keys) < 2:
+            return True
+        return salt is not None and salt.startswith(f"{tenant_of(request)}:")
 
     def enter(self, response_id: str | None, inbox: "Inbox", count: int) -> None:
         """Note requests that go into the engine.
@@ -206,6 +212,12 @@ def state_of(request: Request) -> ServerState:
     return state
 
 
-def tenant_of(api_key: str) -> str:
+def tenant_of(request: Request) -> str | None:
+    """Return the name of the key that a request carries, None where none is asked for."""
+    tenant: str | None = getattr(request.state, "tenant", None)
+    return tenant
+
+
+def tenant_name(api_key: str) -> str:
     """Return the name under which a key's cached prompts are kept; it does not give the key away."""
     return hashlib.sha256(b"headrace tenant\0" + api_key.encode()).hexdigest()[:32]

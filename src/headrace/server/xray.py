@@ -29,10 +29,17 @@ _BF16_BYTES = 2
 
 
 class Xray:
-    """Events of one answer, oldest first, as (event name, JSON). Owned by an `XrayStore`."""
+    """Events of one answer, oldest first, as (event name, JSON). Owned by an `XrayStore`.
 
-    def __init__(self, store: "XrayStore", prompt_ids: Sequence[int]) -> None:
+    Attributes:
+        salt: the request's cache salt, which tells whose it is.
+        num_bytes: what it takes of the store's budget.
+        is_over: nothing more comes.
+    """
+
+    def __init__(self, store: "XrayStore", prompt_ids: Sequence[int], salt: str | None) -> None:
         self._store = store
+        self.salt = salt
         self._prompt_ids = array("q", prompt_ids)
         self._start: asyncio.Future[str] | None = None
         self._events: list[tuple[str, str]] = []
@@ -130,9 +137,9 @@ class XrayStore:
         self._max_bytes = max_bytes
         self._kept: OrderedDict[str, Xray] = OrderedDict()
 
-    def begin(self, response_id: str, prompt_ids: Iterable[int]) -> Xray:
+    def begin(self, response_id: str, prompt_ids: Iterable[int], salt: str | None = None) -> Xray:
         """Start the X-ray of an answer; one of the same id is replaced."""
-        xray = Xray(self, [int(token_id) for token_id in prompt_ids])
+        xray = Xray(self, [int(token_id) for token_id in prompt_ids], salt)
         self._kept.pop(response_id, None)
         self._kept[response_id] = xray
         self.shrink()

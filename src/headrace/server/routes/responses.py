@@ -18,7 +18,7 @@ from headrace.server.protocol.output import AnswerStream, Event
 from headrace.server.protocol.patches import about, response, response_event
 from headrace.server.schemas.responses import ResponsesRequest
 from headrace.server.sse import respond
-from headrace.server.state import state_of
+from headrace.server.state import state_of, tenant_of
 
 router = APIRouter(tags=["conversations"])
 
@@ -61,7 +61,7 @@ async def create(body: ResponsesRequest, request: Request) -> Response:
     """Let the model answer a conversation."""
     state = state_of(request)
     state.check_model(body.model)
-    tenant, before = _tenant(request), []
+    tenant, before = tenant_of(request), []
     if body.previous_response_id is not None:
         before = state.protocol.responses.get(tenant, body.previous_response_id, "previous_response_id").items
     wanted = body.wanted(state.salt(request, body.cache_salt), before)
@@ -80,13 +80,13 @@ async def retrieve(response_id: str, request: Request, stream: bool | None = Non
             raise UserError(f"{name[:40]} is not supported; a response is returned whole", param=name[:40])
     if stream:
         raise UserError("a response that is over is not streamed again; accepted is stream left out", param="stream")
-    return state_of(request).protocol.responses.get(_tenant(request), response_id).response
+    return state_of(request).protocol.responses.get(tenant_of(request), response_id).response
 
 
 @router.delete("/v1/responses/{response_id}")
 async def delete(response_id: str, request: Request) -> dict[str, Any]:
     """Forget a response that was kept."""
-    state_of(request).protocol.responses.delete(_tenant(request), response_id)
+    state_of(request).protocol.responses.delete(tenant_of(request), response_id)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
@@ -95,8 +95,8 @@ async def cancel(response_id: str, request: Request) -> dict[str, Any]:
     """End a response that is being generated; one that is over is returned as it is."""
     state = state_of(request)
     running = state.protocol.running.get(response_id)
-    if running is None or running.tenant != _tenant(request):
-        return state.protocol.responses.get(_tenant(request), response_id).response
+    if running is None or running.tenant != tenant_of(request):
+        return state.protocol.responses.get(tenant_of(request), response_id).response
     state.abort(response_id, Aborted("the response was cancelled"))
     return {**running.head(), "status": "cancelled"}
 
@@ -131,8 +131,3 @@ async def _told(asked: _Asked, answer: AnswerStream) -> AsyncGenerator[Event, No
             yield event
     finally:
         del protocol.running[job.response_id]
-
-
-def _tenant(request: Request) -> str | None:
-    tenant: str | None = getattr(request.state, "tenant", None)
-    return tenant

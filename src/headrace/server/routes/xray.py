@@ -25,8 +25,9 @@ _KEEP_ALIVE_S = 10.0
 )
 async def xray(request: Request, response_id: str) -> Response:
     """Stream the X-ray of an answer that was asked for with `xray: true`; the newest 32 are kept."""
-    found = state_of(request).xrays.get(response_id)
-    if found is None:
+    state = state_of(request)
+    found = state.xrays.get(response_id)
+    if found is None or not state.owns(request, found.salt):
         raise NotFound(
             f"there is no X-ray of {response_id[:100]!r}; accepted are the newest answers asked for with xray: true",
             param="response_id",
