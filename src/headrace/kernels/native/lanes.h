@@ -93,7 +93,36 @@ static inline uint32_t largest_bits16(i16 x) {
   return (uint32_t)(x[0] > x[1] ? x[0] : x[1]);
 }
 
-static inline v16 from_bf16(h16 x) { return (v16)(__builtin_convertvector(x, u16) << 16); }
+// The compiler's own conversions between widths go lane by lane.
+typedef uint8_t b16 __attribute__((vector_size(16)));
+#if defined(HR_AVX512)
+static inline u16 widen(h16 x) { return (u16)_mm512_cvtepu16_epi32((__m256i)x); }
+static inline u16 widen(b16 x) { return (u16)_mm512_cvtepu8_epi32((__m128i)x); }
+static inline h16 halves(u16 x) { return (h16)_mm512_cvtepi32_epi16((__m512i)x); }
+static inline b16 bytes(u16 x) { return (b16)_mm512_cvtepi32_epi8((__m512i)x); }
+#else
+#if defined(HR_AVX2)
+static inline u16 widen(h16 x) {
+  u16 out;
+  for (int half = 0; half < 2; half++)
+    write((char*)&out + 32 * half, _mm256_cvtepu16_epi32(read<__m128i>((const char*)&x + 16 * half)));
+  return out;
+}
+static inline u16 widen(b16 x) {
+  u16 out;
+  for (int half = 0; half < 2; half++)
+    write((char*)&out + 32 * half, _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)((const char*)&x + 8 * half))));
+  return out;
+}
+#else
+static inline u16 widen(h16 x) { return __builtin_convertvector(x, u16); }
+static inline u16 widen(b16 x) { return __builtin_convertvector(x, u16); }
+#endif
+static inline h16 halves(u16 x) { return __builtin_convertvector(x, h16); }
+static inline b16 bytes(u16 x) { return __builtin_convertvector(x, b16); }
+#endif
+
+static inline v16 from_bf16(h16 x) { return (v16)(widen(x) << 16); }
 static inline v16 load_bf16(const bf16* from) { return from_bf16(read<h16>(from)); }
 static inline float wide(bf16 x) {
   const uint32_t bits = (uint32_t)x << 16;
@@ -105,7 +134,7 @@ static inline h16 to_bf16(v16 x) {
   const u16 bits = (u16)x;
   const u16 rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
   const u16 picked = (i16)(x != x) ? (u16{} + 0x7FC0) : rounded;
-  return __builtin_convertvector(picked, h16);
+  return halves(picked);
 }
 static inline v16 round_bf16(v16 x) { return from_bf16(to_bf16(x)); }
 static inline void store_bf16(bf16* to, v16 x) { write(to, to_bf16(x)); }

@@ -90,7 +90,7 @@ static inline v16 dot_pair(const float* a, const pair_t& w, v16 acc) {
   return fma16(splat(a[0]), w.even, fma16(splat(a[1]), w.odd, acc));
 }
 static inline pair_t fp8_pair(h16 codes) {
-  const u16 wide_codes = __builtin_convertvector(codes, u16);
+  const u16 wide_codes = widen(codes);
   return {from_e4m3(wide_codes & 0xFF), from_e4m3(wide_codes >> 8)};
 }
 static inline void fp8_pairs(const uint8_t* from, pair_t out[2]) {
@@ -145,6 +145,8 @@ static inline void dot_group(const uint8_t* tile, const code_t* const* a, int64_
   }
 }
 
+constexpr int64_t AHEAD = 2048;  // bytes
+
 template <int KIND, int ROWS>
 static inline void one_tile(const Matrix& w, int64_t tile, const code_t* const* a, const float* const* scales, v16* out) {
   const int64_t groups = w.width / 32;
@@ -153,10 +155,12 @@ static inline void one_tile(const Matrix& w, int64_t tile, const code_t* const* 
   const uint8_t* factors = w.scales + (KIND == FP4 ? tile * groups * 16 : (tile / 2) * groups);
   for (int r = 0; r < ROWS; r++) out[r] = v16{};
   for (int64_t g = 0; g < groups; g++, at += step) {
+    if (ROWS == 1)  // memory is what a single row waits for
+      for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(at + AHEAD + line);
     v16 sums[ROWS];
     dot_group<KIND, ROWS>(at, a, 32 * g, sums);
     if (KIND == FP4) {
-      const u16 bytes = __builtin_convertvector(read<b16>(factors + 16 * g), u16);
+      const u16 bytes = widen(read<b16>(factors + 16 * g));
       const v16 factor = (v16)((i16)(bytes == 0) ? (u16{} + 0x00400000u) : bytes << 23);
       for (int r = 0; r < ROWS; r++) out[r] = fma16(sums[r], factor * scales[r][g], out[r]);
     } else if (KIND == FP8) {

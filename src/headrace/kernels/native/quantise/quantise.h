@@ -76,9 +76,7 @@ static inline u16 e4m3_bytes(v16 x) {
   return sign | (magnitude != magnitude ? (u16{} + 0x7F) : code);
 }
 
-typedef uint8_t b16 __attribute__((vector_size(16)));
-
-static inline void store_e4m3(uint8_t* to, v16 values) { write(to, __builtin_convertvector(e4m3_bytes(values), b16)); }
+static inline void store_e4m3(uint8_t* to, v16 values) { write(to, bytes(e4m3_bytes(values))); }
 
 // values of 16 E4M3 bytes; no step goes through a float32 subnormal
 static inline v16 from_e4m3(u16 codes) {
@@ -86,6 +84,6 @@ static inline v16 from_e4m3(u16 codes) {
   const u16 small = (u16)(__builtin_convertvector((i16)(codes & 7), v16) * 0.001953125f);
   return (v16)(((codes & 0x80) << 24) | ((codes & 0x78) == 0 ? small : normal));
 }
-static inline v16 load_e4m3(const uint8_t* from) { return from_e4m3(__builtin_convertvector(read<b16>(from), u16)); }
+static inline v16 load_e4m3(const uint8_t* from) { return from_e4m3(widen(read<b16>(from))); }
 
 }  // namespace
