@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from headrace.kernels.native.choice import wanted_kernels
+from headrace.kernels.native.library import available, why_absent
 from headrace.models.deepseek_v41.batch import Mode, Span
 from headrace.models.deepseek_v41.config import Config, table_rows
 from headrace.models.deepseek_v41.load import LoadOptions, load_model
@@ -68,10 +71,21 @@ class Synthetic:
         return np.where(repeated, np.roll(ids, 1), ids)
 
 
-@cache
+KERNELS = [
+    "torch",
+    pytest.param("native", marks=pytest.mark.skipif(not available(), reason=f"no native kernels: {why_absent()}")),
+]
+"""Numerics that a whole matrix of tests runs under; nothing is compared across them."""
+
+
 def golden_model(*, is_fp32_index: bool = False) -> DeepseekV41:
-    """Return the golden checkpoint as the cached path runs it."""
-    numerics = Numerics(is_fp32_index=is_fp32_index)
+    """Return the golden checkpoint as the cached path runs it, on the kernels that the environment asks for."""
+    return _golden_model(is_fp32_index, wanted_kernels(None))
+
+
+@cache
+def _golden_model(is_fp32_index: bool, kernels: str) -> DeepseekV41:
+    numerics = Numerics(is_fp32_index=is_fp32_index, kernels=kernels)
     return load_model(FOLDER, LoadOptions(numerics=numerics, has_draft=True, has_vision=True)).model
 
 

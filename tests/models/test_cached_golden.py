@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.kernels.native.choice import VARIABLE
 from headrace.models.deepseek_v41.images import encode_images
 from headrace.models.deepseek_v41.reference import model as reference
 from headrace.models.deepseek_v41.trace import PromptImages, TraceOptions, trace
 from tests.golden_mini import config, golden, mismatch, row_errors, run, weights, whole_error
 from tests.models.test_reference_golden import fp32_feed
-from tests.traces import golden_model
+from tests.traces import KERNELS, golden_model
 
 LAYER_INPUT = 2e-3  # whole tensor, as computed from a fed layer
 EMBEDS = 1e-3
@@ -27,6 +28,12 @@ EXACT = {"engram_hash_ids", "topk", "candidates", "compress_kv", "index_k"}
 # are not traced
 SEPARATE = {"logits_all", "logits_last", "argmax", "patches", "token_types", "embeds"}
 UNTRACED = {"index_score", "pre_out"}
+
+
+@pytest.fixture(autouse=True, params=KERNELS)
+def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run everything under every numerics."""
+    monkeypatch.setenv(VARIABLE, request.param)
 
 
 def images() -> PromptImages:

@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from headrace.core.errors import HeadraceError
@@ -23,7 +22,6 @@ from headrace.engine.sampling.state import SamplerState
 from headrace.engine.submission import Submission
 from headrace.engine.threads import Threads
 from headrace.kernels.native.choice import wanted_kernels
-from headrace.kernels.native.library import available, why_absent
 from headrace.models.deepseek_v41.batch import Span
 from headrace.models.deepseek_v41.model import DeepseekV41
 from tests.traces import FOUR_STREAMS, synthetic
@@ -36,13 +34,6 @@ def tiny(shape: str | None = None) -> DeepseekV41:
     """The tiny model on the kernels that the environment asks for."""
     kernels = wanted_kernels(None)
     return synthetic(shape or ("three streams" if kernels == "torch" else FOUR_STREAMS), kernels=kernels).model
-
-
-KERNELS = [
-    "torch",
-    pytest.param("native", marks=pytest.mark.skipif(not available(), reason=f"no native kernels: {why_absent()}")),
-]
-"""Numerics that a determinism matrix runs under."""
 
 
 def prompt(count: int, seed: int = 0) -> list[int]:

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 from headrace.kernels.native.choice import VARIABLE
-from tests.engine.core.serving import GREEDY, KERNELS, SEEDED, Client, alone, answer, core, params, prompt, said
+from tests.engine.core.serving import GREEDY, SEEDED, Client, alone, answer, core, params, prompt, said
+from tests.traces import KERNELS
 
 KINDS = pytest.mark.parametrize("kind", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 
 
 @pytest.fixture(autouse=True, params=KERNELS)
 def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run everything under every numerics; nothing is compared across them."""
+    """Run everything under every numerics."""
     monkeypatch.setenv(VARIABLE, request.param)
 
 

@@ -18,7 +18,8 @@ from headrace.engine.sampling.params import SamplingParams
 from headrace.kernels.native.choice import VARIABLE, wanted_kernels
 from headrace.models.deepseek_v41.load import LoadOptions, load_model
 from headrace.models.deepseek_v41.model import DeepseekV41, Numerics
-from tests.engine.core.serving import GREEDY, KERNELS, SEEDED, Client, alone_on
+from tests.engine.core.serving import GREEDY, SEEDED, Client, alone_on
+from tests.traces import KERNELS
 
 pytestmark = pytest.mark.full
 
@@ -28,7 +29,7 @@ NEW = 6
 
 @pytest.fixture(autouse=True, params=KERNELS)
 def _kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run everything under every numerics; nothing is compared across them."""
+    """Run everything under every numerics."""
     monkeypatch.setenv(VARIABLE, request.param)
 
 
