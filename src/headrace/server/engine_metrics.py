@@ -27,6 +27,17 @@ _NGRAM_COUNTS: tuple[tuple[str, str, Callable[[RowReads], float]], ...] = (
 )
 
 
+_DRAFT_TEXTS = {
+    "mean_accepted": "Drafted tokens that stayed a round.",
+    "calibration_error": "Calibration error of the newest drafted tokens.",
+    "calibration_guesses": "Drafted tokens that it is of.",
+    "rates": "Tokens per second lately, by requests in a step and whether it drafted.",
+    "paused": "Whether steps of so many requests go without drafts.",
+    "probes": "Times that the other way was tried.",
+    "pauses": "Times that drafting was paused.",
+}
+
+
 @dataclass(frozen=True)
 class _Family:
     """One metric: its name, what it says, the names of its labels beside the model's, and values by those."""
@@ -65,7 +76,9 @@ class EngineMetrics(Collector):
         totals = Totals()
         totals.add(self._before)
         totals.add(self._newest)
-        for family in [*_requests(self._status), *_memory(self._status), *_tiers(self._status), *self._up()]:
+        status = self._status
+        guard = _guard(status, self._newest)
+        for family in [*_requests(status), *_memory(status), *_tiers(status), *guard, *self._up()]:
             gauge = GaugeMetricFamily(family.name, family.text, labels=["model_name", *family.labels])
             for labels, value in family.values.items():
                 gauge.add_metric([self._name, *labels], value)
@@ -192,12 +205,37 @@ def _ngrams(totals: Totals) -> Iterator[_Family]:
 
 def _drafts(totals: Totals) -> Iterator[_Family]:
     taken: Labelled = {(str(place),): float(count) for place, count in sorted(totals.accepted_by_position.items())}
+    lengths: Labelled = {(str(length),): float(count) for length, count in sorted(totals.verify_lengths.items())}
     yield _one("vllm:spec_decode_num_drafts", "Rounds with drafts.", totals.drafts)
     yield _one("vllm:spec_decode_num_draft_tokens", "Drafted tokens.", totals.drafted_tokens)
     yield _one("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were taken.", totals.accepted_tokens)
     yield _Family(
         "vllm:spec_decode_num_accepted_tokens_per_pos", "Those by position in the draft.", ("position",), taken
     )
+    yield _Family(
+        "headrace:draft_rounds", "Decode rows by drafted tokens verified behind them.", ("verified",), lengths
+    )
+
+
+def _guard(status: dict[str, int] | None, totals: Totals) -> Iterator[_Family]:
+    """Yield what drafting gains or costs now; without values where that was not measured or nothing drafts."""
+    named = {} if status is None else status
+    one = {
+        "mean_accepted": None if status is None else totals.mean_accepted,
+        "calibration_error": named.get("draft_calibration_error"),
+        "calibration_guesses": named.get("draft_calibration_guesses"),
+    }
+    for name, value in one.items():
+        yield _Family(f"headrace:draft_{name}", _DRAFT_TEXTS[name], (), {} if value is None else {(): value})
+    batches: dict[str, Labelled] = {}
+    for key, number in named.items():
+        if key.startswith("draft_batch_"):
+            batch, what = key.removeprefix("draft_batch_").split("_")
+            batches.setdefault(what, {})[(batch,)] = float(number)
+    rates = {(batch, way): rate for way in ("with", "without") for (batch,), rate in batches.get(way, {}).items()}
+    yield _Family("headrace:draft_tokens_per_second", _DRAFT_TEXTS["rates"], ("batch", "drafts"), rates)
+    for name in ("paused", "probes", "pauses"):
+        yield _Family(f"headrace:draft_{name}", _DRAFT_TEXTS[name], ("batch",), batches.get(name, {}))
 
 
 def _resident_bytes() -> int:

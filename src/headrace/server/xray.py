@@ -228,6 +228,9 @@ def token_json(event: TokenEvent, index: int, num_prompt: int) -> dict[str, Any]
         "kind": step.kind,
         "counts": asdict(step.counts),
         "drafts_proposed": step.drafts_proposed,
+        "drafts_made": step.drafts_made,
+        "draft_chances": [round(chance, 4) for chance in step.draft_chances],
+        "draft_gain": None if event.xray.draft_gain is None else round(event.xray.draft_gain, 3),
         "is_draft": event.is_draft,
         "reads": {str(layer_id): _reads_json(reads) for layer_id, reads in event.xray.reads.items()},
     }

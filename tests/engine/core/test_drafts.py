@@ -1,6 +1,9 @@
 """Guesses change how fast an answer comes and nothing else, however many of them are right."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -8,8 +11,10 @@ import pytest
 
 from headrace.engine.core.core import EngineCore
 from headrace.engine.core.dspark import DSpark
+from headrace.engine.core.events import TokenEvent
 from headrace.engine.drafting.drafter import Committed, Wanted
 from headrace.engine.drafting.proposal import Proposal
+from headrace.engine.drafting.temperatures import calibration_error
 from headrace.models.deepseek_v41.load import LoadOptions, load_model
 from headrace.models.deepseek_v41.model import DeepseekV41
 from tests.engine.core.serving import GREEDY, SEEDED, Client, alone, answer, core, params, prompt, said
@@ -170,6 +175,46 @@ def test_the_trace_and_the_totals_count_guesses() -> None:
     assert sum(step.drafts_proposed for step in steps) == result.work.drafts_proposed == engine.totals.drafted_tokens
     assert sum(step.drafts_accepted for step in steps) == result.work.drafts_accepted == engine.totals.accepted_tokens
     assert all(step.stop - step.start == 1 + step.drafts_proposed for step in steps)
+    assert all(len(step.draft_ids) == len(step.draft_chances) == step.drafts_proposed for step in steps)
+    assert all(1 >= first >= second > 0 for step in steps for first, second in pairwise(step.draft_chances))
+    said_so = [token for step in steps for token in step.draft_ids[: step.drafts_accepted]]
+    assert said_so
+    assert set(said_so) <= set(result.token_ids)
+    assert engine.totals.verify_lengths == Counter(step.drafts_proposed for step in steps)
+    assert engine.totals.mean_accepted == pytest.approx(result.work.drafts_accepted / result.work.draft_rounds)
+    predicted = np.array([chance for step in steps for chance in step.draft_chances])
+    kept = np.array([place < step.drafts_accepted for step in steps for place in range(step.drafts_proposed)])
+    assert engine.draft_status["draft_calibration_error"] == pytest.approx(calibration_error(predicted, kept))
+    assert engine.draft_status["draft_calibration_guesses"] == len(kept)
+
+
+def test_an_x_ray_shows_the_guesses_of_its_step_and_their_chances() -> None:
+    ids = prompt(64, 3)
+    client = Client(core(drafter=Scripted(truth(ids, 12), [2])))
+    client.submit("a", ids, params(max_tokens=12, xray=True))
+    events = []
+    while not client.core.is_idle:
+        events += [event for event in client.step() if isinstance(event, TokenEvent) and event.token_id is not None]
+    traced = {trace.step: trace.requests for trace in client.core.traces.newest()}
+    drafted = [event for event in events if event.is_draft]
+    assert drafted
+    for event in drafted:
+        step = event.xray.request
+        assert event.token_id in step.draft_ids
+        assert step.drafts_made >= len(step.draft_ids) == len(step.draft_chances) > 0
+        (found,) = [one for requests in traced.values() for one in requests if one.start == step.start]
+        assert replace(found, drafts_accepted=0) == step
+    assert {event.xray.draft_gain for event in events} == {None}  # nobody measures without a guard
+
+
+def test_what_the_policy_cuts_off_is_told_too() -> None:
+    ids = prompt(64, 3)
+    engine = core(drafter=Scripted(truth(ids, 12), [2]))
+    engine._drafting.policy.lengths = lambda proposals: [min(2, len(one)) for one in proposals]
+    answer(engine, ids, params(max_tokens=12))
+    steps = [step for trace in engine.traces.newest() for step in trace.requests if step.kind == "decode"]
+    assert max(step.drafts_proposed for step in steps) == 2
+    assert max(step.drafts_made for step in steps) == 5
 
 
 # ------------------------------------------------------------------------------------------ the checkpoint's drafter

@@ -205,7 +205,8 @@ def test_a_structured_answer_is_the_one_without_drafting(temperature: float) -> 
 
 
 def test_a_seed_or_temperature_zero_asks_for_the_keyed_rule() -> None:
-    assert rule_for(SamplingParams(temperature=1.0, seed=4), Rule.BLOCK) is Rule.KEYED
-    assert rule_for(SamplingParams(temperature=0.0), Rule.BLOCK) is Rule.KEYED
-    assert rule_for(SamplingParams(temperature=1.0), Rule.BLOCK) is Rule.BLOCK
+    assert rule_for(SamplingParams(temperature=1.0, seed=4)) is Rule.KEYED
     assert rule_for(SamplingParams(temperature=1.0)) is Rule.KEYED
+    assert rule_for(SamplingParams(temperature=0.0, acceptance="block")) is Rule.KEYED
+    assert rule_for(SamplingParams(temperature=1.0, acceptance="block")) is Rule.BLOCK
+    assert rule_for(SamplingParams(temperature=1.0, seed=4, acceptance="block")) is Rule.BLOCK

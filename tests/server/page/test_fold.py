@@ -15,6 +15,7 @@ FOLD = """async (events) => {
   return { drafts: state.drafts(), refused: [...refusedGuesses(state)], rows: state.decoded.map(rowsOf),
            reads: state.readsOf(state.tokens[1]).map((one) => [one.layer.id, one.entries, one.isBorrowed]),
            read: state.entriesRead(state.tokens[1]), memory: state.memory(), half: state.decoderSpans,
+           gain: state.draftGain(), expected: state.draftsExpected(),
            encoder: state.encoderRows, cached: state.cachedTokens, first: state.firstRow };
 }"""
 
@@ -53,6 +54,8 @@ def token(index: int, number: int, proposed: int, *, is_draft: bool, kind: str =
         "kind": kind,
         "drafts_proposed": proposed,
         "is_draft": is_draft,
+        "draft_chances": [0.75, 0.5, 0.25, 0.25][:proposed],
+        "draft_gain": {3: None, 4: 1.5}.get(number),
         "counts": {"index_scored": 10},
         "reads": reads,
     }
@@ -81,6 +84,11 @@ def test_guesses_are_counted_by_round_and_refusals_stand_behind_its_last_token(f
     assert folded["drafts"] == {"proposed": 7, "accepted": 2, "rounds": 3}
     assert folded["refused"] == [[3, 2], [4, 3], [5, 0]]
     assert folded["rows"] == [5, 5, 5, 4, 1]
+
+
+def test_the_newest_gain_that_is_known_is_told_and_chances_count_once_a_round(folded: dict[str, Any]) -> None:
+    assert folded["gain"] == 1.5
+    assert folded["expected"] == (0.75 + 0.5 + 0.25 + 0.25) + (0.75 + 0.5 + 0.25)
 
 
 def test_a_layer_that_borrows_reads_what_its_source_chose(folded: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from headrace.engine.core.events import ErrorEvent, Event, TokenEvent
 from headrace.engine.core.sequence import Sequence
 from headrace.engine.core.step_rows import Candidate
 from headrace.engine.core.totals import Totals
-from headrace.engine.drafting.acceptance import Rule, accept
+from headrace.engine.drafting.acceptance import Rule, accept, rule_for
 from headrace.engine.result import Result
 from headrace.engine.sampling.pipeline import RowError, sample_batch
 from headrace.engine.scheduler.entry import EndReason
@@ -63,7 +63,7 @@ class Answering:
         if proposal is None:
             return []
         try:
-            found = accept(Rule.BLOCK, one.logits_RV, proposal, sequence.answer.sampler)
+            found = accept(rule_for(sequence.answer.params), one.logits_RV, proposal, sequence.answer.sampler)
         except RowError as error:
             cause = error.__cause__
             return self.fail(sequence, cause if isinstance(cause, HeadraceError) else error)
@@ -115,8 +115,7 @@ class Answering:
 
 def _is_exact(one: Candidate) -> bool:
     """Whether an exact rule judges, under which the guesses decide which answer of several comes."""
-    params = one.sequence.answer.params
-    return bool(one.guesses) and params.acceptance == "block" and params.temperature > 0
+    return bool(one.guesses) and rule_for(one.sequence.answer.params) is not Rule.KEYED
 
 
 def _event(

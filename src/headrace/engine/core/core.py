@@ -179,6 +179,11 @@ class EngineCore:
         """Requests per phase, and bytes of host memory in use."""
         return asdict(self._scheduler.counts)
 
+    @property
+    def draft_status(self) -> dict[str, float]:
+        """What drafting gained or cost lately; empty without a drafter."""
+        return {} if self._drafting is None else self._drafting.policy.status()
+
     # --------------------------------------------------------------------------------------------------------- a step
 
     def step(self) -> list[Event]:
@@ -195,6 +200,7 @@ class EngineCore:
         self._carry_out(plan, began)
         self.totals.add_plan(plan)
         rows = lay_out(plan, self._sequences, self._accountant, self.model, self._guesses(plan))
+        rows.draft_gain = None if self._drafting is None else self._drafting.gain
         is_moved = rows.spans or plan.ended or plan.preemptions or plan.swap_ins or self._scheduler.is_idle
         if not is_moved and not self.cache.wait():
             raise InternalError(f"no request can go on: {dict(plan.waits)}")  # a plan always moves somebody

@@ -1,19 +1,22 @@
 """Whether a step drafts, and how many guesses of each sequence it verifies: costs, confidences and what happened."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from headrace.engine.drafting.cost_table import CostTable
 from headrace.engine.drafting.guard import Guard, GuardReport
 from headrace.engine.drafting.proposal import Proposal
 from headrace.engine.drafting.survival import KeptSoFar, survival
 from headrace.engine.drafting.temperatures import Scale
-from headrace.engine.drafting.verify_length import synchronous_lengths
+from headrace.engine.drafting.verify_length import is_drafting_worth, synchronous_lengths
+from headrace.engine.drafting.watch import CalibrationWatch
 
 
 class DraftPolicy:
-    """Owns the guard and what was kept of earlier guesses.
+    """Owns the guard, what was kept of earlier guesses, and how honest their chances were.
 
-    Without a cost table every guess is verified. `is_guarded` False never pauses drafting.
+    The cost table says whether a size of batch begins with drafting, and how many guesses are verified; without one
+    it does, and all are. `is_guarded` False never pauses drafting.
     """
 
     def __init__(
@@ -27,23 +30,37 @@ class DraftPolicy:
         self._table = table
         self._scale = scale or Scale.neutral(max_guesses)
         self._history = KeptSoFar(max_guesses)
-        self._guard = Guard() if is_guarded else None
+        self._max_guesses = max_guesses
+        self._guard = Guard(is_promising=self.is_promising) if is_guarded else None
+        self._watch = CalibrationWatch()
 
     def wants(self, batch: int) -> bool:
         """Return whether a step with so many sequences in decode drafts."""
         return batch > 0 and (self._guard is None or self._guard.drafts(batch))
 
+    def is_promising(self, batch: int) -> bool:
+        """Return whether drafting should pay by the cost table and what was kept so far; True without a table."""
+        if self._table is None:
+            return True
+        expected = [self._history.survival(self._max_guesses)] * batch
+        return is_drafting_worth(expected, self._table.step_seconds(batch), self._table.plain_seconds(batch))
+
+    def judge(self, proposal: Proposal) -> Proposal:
+        """Return a proposal with the chances that its guesses are kept."""
+        return replace(proposal, chances=survival(proposal, self._scale, self._history))
+
     def lengths(self, proposals: Sequence[Proposal]) -> list[int]:
-        """Return how many guesses of each proposal to verify."""
+        """Return how many guesses of each judged proposal to verify."""
         if self._table is None:
             return [len(proposal) for proposal in proposals]
-        chances = [survival(proposal, self._scale, self._history) for proposal in proposals]
+        chances = [proposal.chances or () for proposal in proposals]
         return synchronous_lengths(chances, self._table.step_seconds(len(proposals)))
 
-    def note_round(self, judged: int, kept: int) -> None:
-        """Take what became of one sequence's guesses."""
-        if judged:
-            self._history.add(judged, kept)
+    def note_round(self, proposal: Proposal | None, kept: int) -> None:
+        """Take what became of one sequence's guesses, those that were verified."""
+        if proposal:
+            self._history.add(len(proposal), kept)
+            self._watch.add(proposal.chances or (), kept)
 
     def note_step(self, batch: int, *, is_drafted: bool, tokens: int, seconds: float) -> None:
         """Take what a step without prompts brought."""
@@ -53,3 +70,28 @@ class DraftPolicy:
     def report(self) -> dict[int, GuardReport]:
         """Return tokens per second with and without drafts by size of batch, as far as measured."""
         return {} if self._guard is None else self._guard.report()
+
+    def gain(self, batch: int) -> float | None:
+        """Return tokens per second with drafts over those without, at this size of batch; None if not measured."""
+        found = None if self._guard is None or not batch else self._guard.report_of(batch)
+        if found is None or not found.with_drafts or not found.without:
+            return None
+        return found.with_drafts / found.without
+
+    def status(self) -> dict[str, float]:
+        """Return the guard's report and the calibration error as flat numbers; what was not measured is left out.
+
+        Keys: `draft_calibration_guesses`, `draft_calibration_error`, and for each size of batch N that was met
+        `draft_batch_N_with`, `_without` (tokens/s), `_paused` (0 or 1), `_probes`, `_pauses`.
+        """
+        found: dict[str, float] = {"draft_calibration_guesses": len(self._watch)}
+        error = self._watch.error()
+        if error is not None:
+            found["draft_calibration_error"] = error
+        for batch, report in self.report().items():
+            start = f"draft_batch_{batch}_"
+            rates = {"with": report.with_drafts, "without": report.without}
+            found |= {start + way: rate for way, rate in rates.items() if rate is not None}
+            found |= {start + "paused": int(report.is_paused), start + "probes": report.probes}
+            found[start + "pauses"] = report.pauses
+        return found

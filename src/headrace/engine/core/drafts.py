@@ -11,6 +11,7 @@ from torch import Tensor
 from headrace.engine.core.draft_policy import DraftPolicy
 from headrace.engine.core.sequence import Sequence
 from headrace.engine.core.step_rows import Candidate
+from headrace.engine.drafting.acceptance import Rule, rule_for
 from headrace.engine.drafting.choice import Choice
 from headrace.engine.drafting.drafter import Committed, Drafter, Wanted
 from headrace.engine.drafting.proposal import Proposal
@@ -49,6 +50,7 @@ class Drafting:
         self.drafter = drafter
         self.policy = policy or DraftPolicy(drafter.max_guesses, is_guarded=False)
         self.is_drafting = False  # in the step that is being made
+        self.gain: float | None = None  # of drafting at this step's size of batch, as far as measured
         self._window = window
         self._tracks: dict[str, Track] = {}
 
@@ -63,7 +65,7 @@ class Drafting:
         A sequence that still has guesses nobody verified, because it had no row or was away, keeps them.
         """
         ready = [sequence for sequence in sequences if _can_draft(sequence)]
-        self.is_drafting = self.policy.wants(len(ready))
+        self.is_drafting, self.gain = self.policy.wants(len(ready)), self.policy.gain(len(ready))
         if not self.is_drafting:
             return {}
         open_ones = [sequence for sequence in ready if self._proposal_of(sequence) is None]
@@ -72,7 +74,7 @@ class Drafting:
         if wanted:
             for sequence, proposal in zip(open_ones, self.drafter.propose(wanted), strict=True):
                 track = self._tracks[sequence.request_id]
-                track.proposal, track.length = proposal, sequence.num_committed
+                track.proposal, track.length = self.policy.judge(proposal), sequence.num_committed
         proposals = [self._proposal_of(sequence) or Proposal(self.drafter.name) for sequence in ready]
         lengths = self.policy.lengths(proposals)
         return {sequence.request_id: length for sequence, length in zip(ready, lengths, strict=True)}
@@ -94,7 +96,7 @@ class Drafting:
         """Take what a step brought: how many guesses stayed, and how fast it was if it read no prompt."""
         decoded = [one for one in found if one.taken]
         for one in decoded:
-            self.policy.note_round(len(one.guesses), one.accepted)
+            self.policy.note_round(one.proposal, one.accepted)
         if not has_prefill:
             tokens = sum(one.taken for one in decoded)
             self.policy.note_step(len(decoded), is_drafted=self.is_drafting, tokens=tokens, seconds=seconds)
@@ -154,6 +156,6 @@ def _wanted(sequence: Sequence, count: int) -> Wanted:
         name=sequence.request_id,
         token_id=sequence.answer.token_ids[-1],
         count=count,
-        choice=Choice(sequence.answer.sampler, is_drawn=sequence.answer.params.acceptance == "block"),
+        choice=Choice(sequence.answer.sampler, is_drawn=rule_for(sequence.answer.params) is not Rule.KEYED),
         state=sequence.state,
     )

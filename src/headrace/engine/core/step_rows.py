@@ -21,6 +21,8 @@ from headrace.memory.row_counts import NgramReads
 from headrace.models.deepseek_v41.batch import ImageRows, Output, Span
 from headrace.models.deepseek_v41.model import DeepseekV41
 
+_NO_GUESSES = Proposal("")
+
 
 @dataclass
 class StepRows:
@@ -29,7 +31,7 @@ class StepRows:
     `spans` and `sequences` belong together; `steps` says what each does; `samples` names those whose last row gives a
     token, in the order of their spans; `proposals` are the guesses behind a decode row. `probe` saw the forward pass,
     where a request asked for that; `failed` are the sequences that read a damaged n-gram row in it, and `reads` what
-    reading n-gram rows took.
+    reading n-gram rows took. `draft_gain` is as in `StepTrace`.
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -40,6 +42,7 @@ class StepRows:
     probe: ReadsProbe | None = None
     failed: list[tuple[Sequence, UserError]] = field(default_factory=list)
     reads: NgramReads = field(default_factory=NgramReads)
+    draft_gain: float | None = None
     _had_guesses: bool = False
 
     @property
@@ -63,7 +66,13 @@ class StepRows:
             self.proposals[place] = None
             self.spans[place] = replace(span, token_ids=span.token_ids[:1], decoder_rows=1)
             self.steps[place] = replace(
-                step, stop=step.start + 1, decoder_rows=1, drafts_proposed=0, counts=accountant.count(run)
+                step,
+                stop=step.start + 1,
+                decoder_rows=1,
+                drafts_proposed=0,
+                draft_ids=(),
+                draft_chances=(),
+                counts=accountant.count(run),
             )
 
     def drop(self, request_ids: Container[str]) -> None:
@@ -157,6 +166,7 @@ def _add(
     is_last: bool = True,
 ) -> None:
     state, start, decoder_rows = sequence.state, chunk.start, chunk.decoder_rows
+    proposal = _NO_GUESSES if chunk.proposal is None else chunk.proposal
     if state is None or state.length != start:
         held = "no state" if state is None else f"{state.length} tokens"
         raise InternalError(f"request {sequence.request_id} was planned at {start} and has {held}")
@@ -179,7 +189,10 @@ def _add(
             cached_tokens=sequence.cached_tokens if sequence.is_first_step else 0,
             cached_blocks=dict(sequence.cached_blocks) if sequence.is_first_step else {},
             cache_reason=sequence.cache_reason if sequence.is_first_step else None,
-            drafts_proposed=0 if chunk.proposal is None else len(chunk.proposal),
+            drafts_proposed=len(proposal),
+            drafts_made=proposal.num_made,
+            draft_ids=proposal.token_ids,
+            draft_chances=proposal.chances or (),
         )
     )
 
@@ -274,7 +287,9 @@ def note_xrays(rows: StepRows, step: int, began: float) -> None:
         if sequence.wants_xray and sequence.state is not None and rows.probe is not None:
             reads = rows.probe.reads_of(sequence.state)
             seconds = time.monotonic() - began
-            sequence.xray = StepXray(step=step, seconds=seconds, request=rows.steps[place], reads=reads)
+            sequence.xray = StepXray(
+                step=step, seconds=seconds, request=rows.steps[place], reads=reads, draft_gain=rows.draft_gain
+            )
 
 
 def damaged(model: DeepseekV41, rows: StepRows) -> list[tuple[Sequence, UserError]]:

@@ -26,12 +26,14 @@ class StepXray:
     """One step of one request: its number, seconds so far, what its rows took, and what the last row read.
 
     `reads` has the index sources only, by layer; it is empty where the last row did not reach the decoder's end.
+    `draft_gain` is as in `StepTrace`.
     """
 
     step: int
     seconds: float
     request: RequestStep
     reads: dict[int, Reads] = field(default_factory=dict)
+    draft_gain: float | None = None
 
     def of_row(self, back: int) -> "StepXray":
         """Return the same with what the row `back` rows before the last one read, and no other row."""

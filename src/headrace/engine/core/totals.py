@@ -34,6 +34,7 @@ class Totals:
         counts: everything the trace counts.
         ngram: what reading n-gram rows took, by layer.
         drafts, drafted_tokens, accepted_tokens: rounds with drafts, their tokens, and those taken; by position.
+        verify_lengths: decode rows by how many guesses were verified behind them, 0 included.
         preemptions, returns: requests swapped out, and brought back.
         failed: requests that failed for a number that is none or a damaged row.
     """
@@ -58,6 +59,7 @@ class Totals:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     accepted_by_position: Counter[int] = field(default_factory=Counter)
+    verify_lengths: Counter[int] = field(default_factory=Counter)
     preemptions: int = 0
     returns: int = 0
     failed: int = 0
@@ -88,11 +90,18 @@ class Totals:
             self.decoder_rows += step.decoder_rows
             self.replayed_rows += step.replayed_rows
             self.counts.add(step.counts)
-            if step.kind == "prefill":
+            if step.kind == "decode":
+                self.verify_lengths[step.drafts_proposed] += 1
+            else:
                 self.prompt_tokens += count - step.counts.reencoded_rows
         total = sum(step.stop - step.start for step in steps)
         self.row_sum += total
         self.rows[next((bound for bound in ROW_BOUNDS if total <= bound), None)] += 1
+
+    @property
+    def mean_accepted(self) -> float | None:
+        """Guesses that stayed a round with guesses; None without any."""
+        return self.accepted_tokens / self.drafts if self.drafts else None
 
     def add_drafts(self, proposed: int, accepted: int) -> None:
         """Add one round of one sequence."""

@@ -56,7 +56,9 @@ class RequestStep:
         cached_tokens: tokens taken from the cache, in the request's first step; `cached_blocks` by tier likewise.
         cache_reason: why not more, in the request's first step.
         counts: what it took.
-        drafts_proposed, drafts_accepted: drafted tokens.
+        drafts_proposed, drafts_accepted: guesses that were verified, and those that stayed.
+        drafts_made: guesses that there were, of which the scheduler had the first `drafts_proposed` verified.
+        draft_ids, draft_chances: those verified, and the chance that each and all before it stay.
     """
 
     request_id: str
@@ -71,6 +73,9 @@ class RequestStep:
     cache_reason: str | None = None
     drafts_proposed: int = 0
     drafts_accepted: int = 0
+    drafts_made: int = 0
+    draft_ids: tuple[int, ...] = ()
+    draft_chances: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +84,8 @@ class StepTrace:
 
     `waiting` names every request without rows and why; `preempted`, `returned` and `ended` who was swapped out, came
     back or ended (with its reason) at its beginning; `free_blocks` and `cached_blocks` are those of the pool after it.
-    `ngram` is what reading n-gram rows took since the step before, by layer.
+    `ngram` is what reading n-gram rows took since the step before, by layer. `draft_gain` is tokens per second with
+    drafts over those without, at the step's size of batch; None while it was not measured both ways.
     """
 
     step: int
@@ -94,6 +100,7 @@ class StepTrace:
     free_blocks: int = 0
     cached_blocks: int = 0
     ngram: dict[int, RowReads] = field(default_factory=dict)
+    draft_gain: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the trace as JSON can hold it."""

@@ -24,6 +24,7 @@ def trace_of(
         rows=plan.rows,
         requests=tuple(rows.steps),
         ngram=rows.reads.layers,
+        draft_gain=rows.draft_gain,
         waiting=tuple((name, reason.value) for name, reason in plan.waits),
         preempted=tuple(one.request_id for one in plan.preemptions),
         returned=tuple(one.request_id for one in plan.swap_ins),

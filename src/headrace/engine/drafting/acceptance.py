@@ -47,9 +47,13 @@ class Accepted:
     num_guessed: int
 
 
-def rule_for(params: SamplingParams, unseeded: Rule = Rule.KEYED) -> Rule:
-    """Return the rule of a request: keyed where it asked for a seed, so that the seed fixes the answer."""
-    return Rule.KEYED if params.seed is not None or params.temperature == 0 else unseeded
+def rule_for(params: SamplingParams) -> Rule:
+    """Return the rule of a request: keyed, unless it draws and asks for block verification by name.
+
+    A request that only sets a seed is keyed, so that the seed fixes its answer. One that sets a seed and names block
+    verification gets that: the seed then fixes its random numbers, but its answer depends on the guesses as well.
+    """
+    return Rule.BLOCK if params.acceptance == "block" and params.temperature > 0 else Rule.KEYED
 
 
 def accept(rule: Rule, logits_RV: Tensor, proposal: Proposal, state: SamplerState) -> Accepted:

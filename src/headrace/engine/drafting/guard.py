@@ -59,11 +59,19 @@ class _Account:
 
 
 class Guard:
-    """Decides whether steps draft. Owns what was measured; `clock` is the only thing it reads from outside."""
+    """Decides whether steps draft. Owns what was measured; `clock` is the only thing it reads from outside.
 
-    def __init__(self, settings: GuardSettings | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    `is_promising` says by batch, once for each account, which way to begin with; the other way is probed all the same.
+    """
+
+    def __init__(
+        self,
+        settings: GuardSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        is_promising: Callable[[int], bool] = lambda _: True,
+    ) -> None:
         self._settings = settings or GuardSettings()
-        self._clock = clock
+        self._clock, self._is_promising = clock, is_promising
         self._accounts: dict[int, _Account] = {}
 
     def drafts(self, batch: int) -> bool:
@@ -104,21 +112,17 @@ class Guard:
 
     def report(self) -> dict[int, GuardReport]:
         """Return what is known, by the smallest batch of each account."""
-        return {
-            size: GuardReport(
-                rate(account.samples[True]),
-                rate(account.samples[False]),
-                not account.is_drafting,
-                account.probes,
-                account.pauses,
-            )
-            for size, account in sorted(self._accounts.items())
-        }
+        return {size: _report(account) for size, account in sorted(self._accounts.items())}
+
+    def report_of(self, batch: int) -> GuardReport | None:
+        """Return what is known of the account that a batch belongs to; None before it was met."""
+        account = self._accounts.get(_size(batch))
+        return None if account is None else _report(account)
 
     def _account(self, batch: int) -> _Account:
-        size = 1 << (batch.bit_length() - 1)
+        size = _size(batch)
         if size not in self._accounts:
-            account = self._accounts[size] = _Account(self._settings.interval_s)
+            account = self._accounts[size] = _Account(self._settings.interval_s, self._is_promising(size))
             for way in (True, False):
                 account.samples[way] = deque(maxlen=self._settings.window_steps)
         return self._accounts[size]
@@ -137,6 +141,20 @@ class Guard:
         account.is_drafting = is_better
         account.pauses += not is_better
         return True
+
+
+def _size(batch: int) -> int:
+    return 1 << (batch.bit_length() - 1)
+
+
+def _report(account: _Account) -> GuardReport:
+    return GuardReport(
+        rate(account.samples[True]),
+        rate(account.samples[False]),
+        not account.is_drafting,
+        account.probes,
+        account.pauses,
+    )
 
 
 def rate(samples: "deque[tuple[int, float]]") -> float | None:

@@ -20,6 +20,9 @@ class Proposal:
         confidences: [L] raw logits of a confidence head (sigmoid: chance that guess k is kept if all before it are);
             None from a drafter that has none.
         match_tokens: how many tokens a look-up matched; None from other drafters.
+        chances: [L] chance that guess k and all before it are kept, as the scheduler of verify lengths took it; None
+            before it did.
+        num_made: how many guesses there were before `cut`.
     """
 
     drafter: str
@@ -27,6 +30,8 @@ class Proposal:
     probabilities: Tensor | None = field(default=None, repr=False)
     confidences: tuple[float, ...] | None = None
     match_tokens: int | None = None
+    chances: tuple[float, ...] | None = None
+    num_made: int = 0
 
     def __post_init__(self) -> None:
         """Check that the parts belong together.
@@ -35,6 +40,7 @@ class Proposal:
             InternalError: a drafter made parts of different lengths, or probabilities that are none.
         """
         count = len(self.token_ids)
+        object.__setattr__(self, "num_made", max(count, self.num_made))
         if self.confidences is not None and len(self.confidences) != count:
             raise InternalError(f"drafter {self.drafter} made {count} guesses and {len(self.confidences)} confidences")
         if self.probabilities is None:
@@ -64,4 +70,5 @@ class Proposal:
             token_ids=self.token_ids[:count],
             probabilities=None if self.probabilities is None else self.probabilities[:count],
             confidences=None if self.confidences is None else self.confidences[:count],
+            chances=None if self.chances is None else self.chances[:count],
         )

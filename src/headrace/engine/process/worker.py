@@ -148,6 +148,7 @@ def _status(core: EngineCore, plan: MemoryPlan) -> dict[str, float]:
         "peak_bytes": peak_bytes(),
         **core.counts,
         **core.cache.tier_status,
+        **core.draft_status,
     }
 
 

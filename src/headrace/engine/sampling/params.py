@@ -52,7 +52,8 @@ class SamplingParams:
         mode: "full" or "replay" prefill; None is the engine's choice.
         cache_salt: cached prefixes are shared only between requests of the same salt.
         acceptance: how drafted tokens are judged where the temperature is above 0: "keyed" gives the answer that the
-            seed gives without drafts; "block" keeps more of them, and the answer is another draw of the distribution.
+            seed gives without drafts; "block" keeps more of them, and the answer is another draw of the distribution,
+            which a seed alone does not fix. Only requests that name it get it.
         xray: tell with every event what was computed and where attention read from (`headrace.engine.core.xray`).
     """
 

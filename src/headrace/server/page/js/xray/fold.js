@@ -107,6 +107,16 @@ export class XrayState {
     return { proposed, accepted: this.decoded.filter((token) => token.is_draft).length, rounds: rounds.length };
   }
 
+  // What drafting does for the server lately, as a share of its speed without; null while that is not known.
+  draftGain() {
+    return this.rounds.reduce((newest, token) => token.draft_gain ?? newest, null);
+  }
+
+  // Guesses that the draft itself expected to stay.
+  draftsExpected() {
+    return this.rounds.reduce((sum, token) => sum + (token.draft_chances ?? []).reduce((all, one) => all + one, 0), 0);
+  }
+
   // What a token read in each layer of the backbone; layers that borrow a selection read what its source selected.
   readsOf(token) {
     const found = [];

@@ -14,7 +14,8 @@ export class Tokens {
     label(this.list, "tokens.list");
     this.hint = say(make("p", { class: "hint" }), "tokens.hint");
     this.legend = legend(["accepted", "tokens.accepted"], ["own", "tokens.own"], ["refused", "tokens.refused"]);
-    this.frame.picture.append(this.list, this.legend, this.hint);
+    this.gain = make("p", { class: "hint", hidden: true });
+    this.frame.picture.append(this.list, this.legend, this.gain, this.hint);
     this.chips = [];
     this.list.addEventListener("keydown", (event) => this.onKey(event));
     this.list.addEventListener("pointerover", (event) => this.onPoint(event));
@@ -29,6 +30,12 @@ export class Tokens {
     this.legend.hidden = drafts.proposed === 0;
     if (drafts.proposed) this.markDrafts(state);
     this.updateSentence(state, drafts);
+    this.updateGain(state.draftGain());
+  }
+
+  updateGain(gain) {
+    this.gain.hidden = gain === null;
+    if (gain !== null) say(this.gain, "tokens.gain", { gain: { percent: gain } });
   }
 
   addChip(token) {
@@ -60,6 +67,7 @@ export class Tokens {
       ["tokens.table.written", {}, ...number(state.tokens.length)],
       ["tokens.table.rounds", {}, ...number(drafts.rounds)],
       ["tokens.table.proposed", {}, ...number(drafts.proposed)],
+      ["tokens.table.expected", {}, ...number(Math.round(state.draftsExpected()))],
       ["tokens.table.accepted", {}, ...number(drafts.accepted)],
     ]);
   }
