@@ -69,6 +69,12 @@ def load(instruction_set: str | None = None) -> Library:
     return Library(handle, wanted)
 
 
+def plain_function(name: str) -> Any | None:
+    """Return a function that is the same for every instruction set, None where it is absent."""
+    handle = _open()
+    return None if isinstance(handle, str) else getattr(handle, name, None)
+
+
 @cache
 def _open() -> ctypes.CDLL | str:
     """Load the library, or return why that is not possible."""

@@ -101,6 +101,11 @@ static inline void fp8_pairs(const uint8_t* from, pair_t out[2]) {
 }
 #endif
 
+#if defined(HR_AVX2)
+}  // namespace
+#include "avx2.h"
+namespace {
+#else
 // One group of 32 columns of a tile: rows' sums from zero, column pairs in ascending order, the odd column first.
 template <int KIND, int ROWS>
 static inline void dot_group(const uint8_t* tile, const code_t* const* a, int64_t at, v16* sums) {
@@ -171,6 +176,7 @@ static inline void one_tile(const Matrix& w, int64_t tile, const code_t* const* 
     }
   }
 }
+#endif
 
 static inline void put(void* const* out, int r, int64_t column, int64_t columns, int32_t result, v16 value) {
   if (columns - column >= 16) {
