@@ -106,6 +106,18 @@ def test_leaves_go_first_and_what_is_used_stays(directory: Directory) -> None:
     tier.close()
 
 
+def test_what_is_put_again_counts_as_used(directory: Directory) -> None:
+    directory.max_bytes, directory.segment_bytes = 1_500_000, 20_000
+    tier = directory.open()
+    put(tier, range(1, 21), "again")
+    for number in range(70):
+        put(tier, range(1, 21), f"chain {number}")
+        put(tier, range(1, 21), "again")
+    assert readable(tier, 20, "again") == list(range(1, 21))
+    assert tier.written == 71 * 20
+    tier.close()
+
+
 def test_a_sparse_segment_is_copied_forward_and_freed(directory: Directory) -> None:
     directory.segment_bytes = 10 * 1568
     tier = directory.open()

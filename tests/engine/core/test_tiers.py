@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from headrace.cache.tiers import fetch
 from headrace.cache.tiers.fetch import Job
 from headrace.core.errors import UserError
 from headrace.engine.core.core import EngineCore
@@ -223,6 +224,21 @@ def test_a_load_that_would_take_longer_than_computing_is_left_out(tmp_path: Path
         assert said(result) == alone((*FIRST, 5))
 
 
+@pytest.mark.parametrize("resume", ["exact", "replay"])
+def test_a_long_prompt_is_read_in_several_turns(resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = prompt(500, seed=2)
+    with engine(tmp_path, window_policy="periodic", checkpoint_every=384) as one:
+        ask(one, ids)
+        monkeypatch.setattr(fetch, "STAGED_BYTES", one.memory.block_bytes)
+    with engine(tmp_path, resume=resume) as one:
+        result = ask(one, ids)
+        assert said(result) == alone(tuple(ids))  # where windows are kept, replay has nothing to replay
+        assert result.usage.cached_tokens_by_tier["disk"] == 384
+        assert one.cache.tiers is not None
+        assert one.cache.tiers.disk is not None
+        assert one.cache.tiers.disk.loaded == 3 * 2  # in each turn a block, and the windows that decide whether it pays
+
+
 def test_a_prompt_goes_on_without_what_cannot_be_read(tmp_path: Path) -> None:
     with engine(tmp_path) as one:
         ask(one, FIRST)
@@ -241,11 +257,11 @@ def test_others_run_while_a_prompt_waits_for_its_blocks(tmp_path: Path) -> None:
     with engine(tmp_path, window_policy="full") as one:
         assert one.cache.tiers is not None
         fetcher, gate = one.cache.tiers._fetcher, threading.Event()
-        fetch = fetcher._fetch
+        read = fetcher._fetch
 
         def wait_and_fetch(job: Job) -> None:
             gate.wait(60)
-            fetch(job)
+            read(job)
 
         fetcher._fetch = wait_and_fetch  # type: ignore[method-assign]
         client = Client(one)

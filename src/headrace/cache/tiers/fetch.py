@@ -19,6 +19,9 @@ from headrace.cache.tiers.rates import LoadRule
 from headrace.cache.tiers.segment import Damaged
 from headrace.cache.tiers.windows import best_window, unpack_rows, window_key
 
+STAGED_BYTES = 128 << 20
+"""Bytes of one prompt that are held until they are in the pool; a longer prompt is read in several turns."""
+
 
 @dataclass(frozen=True)
 class Wish:
@@ -36,7 +39,8 @@ class Job:
 
     Of all `wishes` the one that lets the prompt begin latest is `chosen`; `blocks` are the contents of its whole blocks
     from number `first` on, `tiers` says where each came from, `snapshot` are windows that end within it.
-    `is_settled`: whoever asked has taken what there was.
+    `is_partial`: there is more than is held at once, to be asked for again. `taken` counts blocks that became cached by
+    tier, those of the jobs before it included. `is_settled`: whoever asked has taken what there was.
     """
 
     num_tokens: int
@@ -48,6 +52,8 @@ class Job:
     tiers: list[str] = field(default_factory=list)
     snapshot: Snapshot | None = None
     taken: dict[str, int] = field(default_factory=dict)
+    num_taken: int = 0
+    is_partial: bool = False
     is_ready: bool = False
     is_settled: bool = False
 
@@ -138,9 +144,9 @@ class Fetcher:
             return
         self._read(job, wish, found, end)
         have = wish.blocks + len(job.blocks)
-        if have < end:  # something could not be trusted: begin earlier, if possible
+        if have < end and not job.is_partial:  # something could not be trusted: begin earlier, if possible
             _, _, snapshot = self._start(job, wish, found, have)
-        job.chosen, job.first, job.snapshot = wish, wish.blocks, snapshot
+        job.chosen, job.first, job.snapshot = wish, wish.blocks, None if job.is_partial else snapshot
 
     def _look(self, wish: Wish, num_tokens: int) -> _Found:
         keys = wish.chain.keys[1 : num_tokens // BLOCK_TOKENS + 1]
@@ -184,6 +190,9 @@ class Fetcher:
     def _read(self, job: Job, wish: Wish, found: _Found, end: int) -> None:
         began, nbytes = time.perf_counter(), 0
         for key in wish.chain.keys[wish.blocks + 1 : end + 1]:
+            if nbytes >= STAGED_BYTES:
+                job.is_partial = True
+                break
             payload, tier = None, "host"
             if self._host is not None and key in found.host:
                 payload = self._host.get(key)

@@ -180,7 +180,7 @@ class SegmentStore:
     # ------------------------------------------------------------------------------------------------------- writing
 
     def write(self, items: Sequence[tuple[Record, bytes]]) -> int:
-        """Append records that are not there yet; return how many were.
+        """Append records that are not there yet; return how many were. Those that are count as used.
 
         What cannot be written is lost as a cache entry, and after an error nothing more is written.
         """
@@ -196,7 +196,9 @@ class SegmentStore:
             elif other != record.digest and not record.is_approximate:
                 self.incidents.note(Incident.CONFLICT, record.key.hex(), "a key has two contents; none is believed")
                 fresh.pop(record.key, None)
+                known.pop(record.key, None)
                 self._quietly_remove(record.key)
+        self.touch(list(known))
         try:
             return self._append_fresh(list(fresh.values()))
         except (OSError, sqlite3.Error) as problem:

@@ -196,7 +196,7 @@ class PrefixCache:
     # ------------------------------------------------------------------------------------------------------- private
 
     def _is_loading(self, sequence: Sequence, found: Match, other: Chain) -> bool:
-        if self.tiers is None or sequence.load is not None:
+        if self.tiers is None or (sequence.load is not None and not sequence.load.is_partial):
             return False
         most = sequence.num_prompt // BLOCK_TOKENS
         wishes = [Wish(sequence.chain, False, self.index.depth(sequence.chain, most), found.row)]

@@ -51,11 +51,14 @@ class Tiers:
 
     def is_loading(self, sequence: Sequence, wishes: Iterable[Wish]) -> bool:
         """Say whether a prompt should wait for what the tiers have of it; ask them at the first call."""
-        if sequence.load is None:
-            job = Job(sequence.num_prompt, sequence.can_replay, tuple(wishes))
+        before = sequence.load
+        if before is None or (before.is_settled and before.is_partial):
+            taken = {} if before is None else dict(before.taken)
+            job = Job(sequence.num_prompt, sequence.can_replay, tuple(wishes), taken=taken)
             sequence.load = job
             self._fetcher.add(job)
-        return not sequence.load.is_settled
+            return True
+        return not before.is_settled
 
     def settle(self) -> None:
         """Bring what was read into the pool, a limited number of bytes."""
@@ -75,10 +78,9 @@ class Tiers:
             job.is_settled = True
             return 0
         chain = job.chosen.chain
-        taken = sum(job.taken.values())
         place = self._index.depth(chain, job.first + len(job.blocks))
-        if place < job.first + taken:
-            job.is_settled = True  # what they follow was forgotten meanwhile
+        if place < job.first + job.num_taken:
+            job.is_partial, job.is_settled = False, True  # what they follow was forgotten meanwhile
             return 0
         rest = job.blocks[place - job.first :] if place >= job.first else []
         missing = min(most, len(rest)) - self._pool.num_free
@@ -94,7 +96,9 @@ class Tiers:
             self._pool.release(fresh)
         for tier in job.tiers[place - job.first :][:count]:
             job.taken[tier] = job.taken.get(tier, 0) + 1
+        job.num_taken = max(job.num_taken, place - job.first + count)
         if count == len(rest) or count < most:
+            job.is_partial = job.is_partial and count == len(rest)  # no room in the pool: no more turns
             self._finish(job, place + count)
         return count
 
