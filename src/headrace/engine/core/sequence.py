@@ -23,6 +23,7 @@ class Sequence:
 
     `choice` is its number among the answers to its prompt. `published` tokens are findable in the prefix cache, the
     blocks of `kept` and the windows up to `kept_windows` were given to the disk; `load` is what the tiers were asked.
+    Rows below `exact_from` only rebuild windows.
     `xray` is what its newest step did, where the request asked. `started`, `first_token`, `last_token` are its times.
     """
 
@@ -41,6 +42,7 @@ class Sequence:
     load: Job | None = None
     kept: int = 0
     kept_windows: int = 0
+    exact_from: int = 0
     cache_reason: str | None = None
     is_approximate: bool = False
     is_first_step: bool = True
