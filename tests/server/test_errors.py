@@ -53,12 +53,13 @@ def test_every_error_has_its_status_and_the_shape_of_the_dialect(
 
 def test_every_dialect_has_its_error_event() -> None:
     error = OverloadedError("too many wait")
-    assert errors.event(error, "openai")[0] is None
-    assert json.loads(errors.event(error, "openai")[1])["error"]["code"] == "overloaded"
-    assert errors.event(error, "anthropic")[0] == "error"
-    assert json.loads(errors.event(error, "anthropic")[1])["error"]["type"] == "rate_limit_error"
-    name, data = errors.event(error, "responses")
-    assert (name, json.loads(data)["type"], json.loads(data)["code"]) == ("error", "error", "overloaded")
+    assert errors.event(error, "openai", 3)[0] is None
+    assert json.loads(errors.event(error, "openai", 3)[1])["error"]["code"] == "overloaded"
+    assert errors.event(error, "anthropic", 3)[0] == "error"
+    assert json.loads(errors.event(error, "anthropic", 3)[1])["error"]["type"] == "rate_limit_error"
+    name, data = errors.event(error, "responses", 3)
+    told = json.loads(data)
+    assert (name, told["type"], told["code"], told["sequence_number"]) == ("error", "error", "overloaded", 3)
 
 
 @pytest.mark.parametrize(

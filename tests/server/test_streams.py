@@ -8,10 +8,12 @@ import threading
 import time
 from typing import Any
 
+import anthropic
 import httpx2
 import openai
 import pytest
 
+from tests.server.clients import MODEL, anthropic_of, openai_of, user
 from tests.server.inside import Inside, inside
 from tests.server.serving import Served, serving
 from tests.server.wire import post, read_until
@@ -147,17 +149,25 @@ def test_the_official_client_does_not_see_the_comments(opened: Inside) -> None:
 
 
 def test_a_killed_engine_is_told_to_streams_and_replaced_within_seconds() -> None:
-    with serving() as found, openai.OpenAI(base_url=f"{found.base_url}/v1", api_key="none", max_retries=0) as client:
-        stream = client.completions.create(
-            model="headrace-nano", prompt="x", max_tokens=3000, stream=True, extra_body={"ignore_eos": True}
-        )
-        next(iter(stream))
+    keyed = serving("--api-key", "key", api_key="key")  # the clients ask for one
+    with keyed as found, openai_of(found) as client, anthropic_of(found) as claude:
+        endless: dict[str, Any] = {"stream": True, "extra_body": {"logit_bias": {"1": -100}}, "model": MODEL}
+        stream = client.completions.create(prompt="x", max_tokens=3000, **endless)
+        response = client.responses.create(input="x", max_output_tokens=3000, **endless)
+        message = claude.messages.create(messages=[user("x")], max_tokens=3000, **endless)
+        for one in (stream, response, message):
+            next(iter(one))
         first = found.engine_pid
         os.kill(first, signal.SIGKILL)
         with pytest.raises(openai.APIError) as caught:
             list(stream)
         assert caught.value.code == "engine_down"
         assert "exit" not in caught.value.message
+        events = list(response)  # OpenAI's client gives this dialect's error as an event
+        assert (events[-1].type, events[-1].code) == ("error", "engine_down")
+        assert events[-1].sequence_number == len(events)
+        with pytest.raises(anthropic.APIStatusError, match="overloaded_error"):
+            list(message)
         began = time.monotonic()
         answer = client.completions.create(model="headrace-nano", prompt="x", max_tokens=2)
         took = time.monotonic() - began
@@ -166,7 +176,7 @@ def test_a_killed_engine_is_told_to_streams_and_replaced_within_seconds() -> Non
         print(f"the next request was answered {took:.2f} s after the engine was killed")
         assert found.engine_pid != first
         metrics = httpx2.get(f"{found.base_url}/metrics").text
-        assert 'headrace:requests_failed_total{model_name="headrace-nano",status="503"} 1.0' in metrics
+        assert 'headrace:requests_failed_total{model_name="headrace-nano",status="503"} 3.0' in metrics
 
 
 def test_an_engine_that_is_given_up_is_a_503_with_retry_after() -> None:

@@ -117,6 +117,11 @@ class LLM:
         """Whether the engine's process is started again after a crash."""
         return self._client is not None and self._client.is_starting
 
+    @property
+    def num_restarts(self) -> int:
+        """How often the engine's process was started again after a crash."""
+        return 0 if self._client is None else self._client.num_restarts
+
     def submit(
         self, prompt_ids: np.ndarray, params: SamplingParams, tell: Tell, *, images: tuple[PlacedImage, ...] = ()
     ) -> str:

@@ -36,7 +36,7 @@ def create_app(state: ServerState) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     errors.install(app)
-    app.add_middleware(Guards, settings=state.settings)
+    app.add_middleware(Guards, settings=state.settings, on_failure=state.metrics.failed)
     if state.settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -99,9 +99,6 @@ async def stream_many(
                 raise told
             flight.note(index, told)
             yield index, told
-    except HeadraceError as error:
-        state.metrics.failed(error)
-        raise
     finally:
         flight.end()
         state.leave(response_id, inbox, len(asked))

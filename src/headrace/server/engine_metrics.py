@@ -3,6 +3,7 @@
 Gauges are the engine's own books at the time of asking; counters go on over a restart of its process.
 """
 
+import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,15 +59,15 @@ class EngineMetrics(Collector):
         self._before, self._newest = Totals(), Totals()
         self._restarts = self._evicted = self._evicted_before = 0
 
-    def hear(self, told: tuple[dict[str, int], Totals] | None) -> None:
-        """Take the engine's status and totals, or that it does not answer."""
+    def hear(self, told: tuple[dict[str, int], Totals] | None, restarts: int) -> None:
+        """Take the engine's status and totals, None where it does not answer, and how often it was started again."""
+        self._restarts = restarts
         self._status = None if told is None else told[0]
         if told is None:
             return
         status, totals = told
         if self._pid is not None and status["pid"] != self._pid:
             self._before.add(self._newest)
-            self._restarts += 1
             self._evicted_before = self._evicted
         self._pid, self._newest = status["pid"], totals
         self._evicted = self._evicted_before + status["evicted_blocks"] * status["block_tokens"]
@@ -95,7 +96,7 @@ class EngineMetrics(Collector):
         yield _one("headrace:server_resident_bytes", "Memory of the server's process.", _resident_bytes())
 
     def _engine(self, totals: Totals) -> Iterator[_Family]:
-        yield _one("headrace:engine_restarts", "Engine processes that were seen after the first.", self._restarts)
+        yield _one("headrace:engine_restarts", "Engine processes that were started after the first.", self._restarts)
         yield _one("headrace:engine_steps", "Steps with rows.", totals.steps)
         yield _one("headrace:engine_step_seconds", "Seconds in such steps.", totals.step_seconds)
         yield _one("headrace:evicted_tokens", "Cached tokens forgotten for others.", self._evicted)
@@ -243,4 +244,4 @@ def _resident_bytes() -> int:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:
         return 0
-    return pages * 4096
+    return pages * resource.getpagesize()

@@ -25,7 +25,9 @@ _ANTHROPIC_KINDS = {
     503: "overloaded_error",
 }
 _INTERNAL = "the server made a mistake; its log says which"
-_ENGINE = "the engine ended while this request was in it and is started again; the request can be sent again"
+_ENGINE = (
+    "the engine ended while it had this request; it is started again unless it ends too often, so try the request again"
+)
 _DAMAGED = "the checkpoint is damaged where this request reads it; the server's log says where"
 _RETRY_AFTER_S = 2
 
@@ -170,8 +172,8 @@ def response(error: Exception, dialect: Dialect) -> JSONResponse:
     return JSONResponse(body(error, dialect), status_code=told.status, headers=headers)
 
 
-def event(error: Exception, dialect: Dialect) -> Frame:
-    """Return the event that tells of an error after a stream began."""
+def event(error: Exception, dialect: Dialect, place: int) -> Frame:
+    """Return the event that tells of an error after a stream began, in which it has a place, counted from 0."""
     note(error)
     if dialect == "openai":
         return None, to_json(body(error, dialect))
@@ -179,7 +181,8 @@ def event(error: Exception, dialect: Dialect) -> Frame:
         return "error", to_json(body(error, dialect))
     told = refusal(error)
     code = told.code or ("server_error" if told.status >= 500 else "invalid_request_error")
-    return "error", to_json({"type": "error", "code": code, "message": told.message, "param": told.param})
+    found = {"type": "error", "code": code, "message": whole(told.message), "param": told.param}
+    return "error", to_json({**found, "sequence_number": place})
 
 
 def note(error: Exception) -> None:

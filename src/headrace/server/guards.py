@@ -30,8 +30,15 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 class Guards:
     """An ASGI middleware. Owns nothing; the request's id and tenant are put into its state."""
 
-    def __init__(self, app: Any, settings: ServerSettings) -> None:
-        self._app, self._settings = app, settings
+    def __init__(self, app: Any, settings: ServerSettings, on_failure: Callable[[int], object]) -> None:
+        """Stand before an application.
+
+        Args:
+            app: what is passed on to.
+            settings: the server's.
+            on_failure: called with the status of a request that is refused or failed.
+        """
+        self._app, self._settings, self._on_failure = app, settings, on_failure
         self._keys = [(key.encode(), tenant_name(key)) for key in settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,6 +67,8 @@ class Guards:
             await self._app(scope, receive, answer)
         finally:
             line.write()
+            if line.status >= 400:
+                self._on_failure(line.status)
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> str | None:
         """Return the tenant of a request that may pass.

@@ -2,11 +2,9 @@
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 
-from headrace.core.errors import HeadraceError
 from headrace.engine.core.totals import Totals
 from headrace.engine.result import Result
 from headrace.server.engine_metrics import EngineMetrics
-from headrace.server.errors import refusal
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -61,17 +59,19 @@ class Metrics:
             self._decode.observe(timings.decode_s)
             self._whole.observe(timings.ttft_s + timings.decode_s)
 
-    def failed(self, error: HeadraceError) -> None:
-        """Note a request that failed or was refused."""
-        self._refused.labels(self._name, str(refusal(error).status)).inc()
+    def failed(self, status: int) -> None:
+        """Note a request that failed or was refused, by the status it has or, once a stream began, would have had."""
+        if status not in (0, 499):  # a client that left has not been failed
+            self._refused.labels(self._name, str(status)).inc()
 
-    def render(self, told: tuple[dict[str, int], Totals] | None) -> bytes:
+    def render(self, told: tuple[dict[str, int], Totals] | None, restarts: int) -> bytes:
         """Return all metrics as text.
 
         Args:
             told: the engine's status and totals, None where it does not answer.
+            restarts: how often the engine's process was started again.
         """
-        self.engine.hear(told)
+        self.engine.hear(told, restarts)
         return generate_latest(self._registry)
 
     def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Histogram:

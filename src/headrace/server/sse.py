@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from headrace.server import errors
 from headrace.server.errors import ClientGone, Dialect
 from headrace.server.frame import Frame, comment, to_bytes
 from headrace.server.presence import cancelled, until_gone
+from headrace.server.state import state_of
 
 __all__ = ["Frame", "Progress", "respond"]
 
@@ -56,7 +57,8 @@ async def respond(
         HeadraceError: the request was refused before anything was sent, so it gets a status of its own.
         ClientGone: the client went before.
     """
-    settings = request.app.state.headrace.settings
+    state = state_of(request)
+    settings = state.settings
     first = asyncio.ensure_future(_next(frames))
     watching = asyncio.ensure_future(until_gone(request))
     try:
@@ -74,6 +76,7 @@ async def respond(
         dialect=dialect,
         progress=progress,
         patience=(settings.keep_alive_s, settings.stall_timeout_s),
+        on_failure=state.metrics.failed,
         headers={**_HEADERS, **(headers or {})},
     )
 
@@ -99,11 +102,12 @@ class _EventStream(Response):
         dialect: Dialect,
         progress: Progress | None,
         patience: tuple[float, float],
+        on_failure: Callable[[int], object],
         headers: dict[str, str],
     ) -> None:
         super().__init__(status_code=200, headers=headers)
         del self.headers["content-length"]
-        self._source, self._dialect, self._progress = source, dialect, progress
+        self._source, self._dialect, self._progress, self._on_failure = source, dialect, progress, on_failure
         self._keep_alive_s, self._stall_s = patience
         self._sent = time.monotonic()
         self._is_sending = False
@@ -121,13 +125,16 @@ class _EventStream(Response):
 
     async def _pump(self, send: Any) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        count = 0
         try:
             frame = await self._source.first
             while frame is not None:
                 await self._send(send, to_bytes(frame))
+                count += 1
                 frame = await anext(self._source.frames, None)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client hears of it as an event
-            await self._send(send, to_bytes(errors.event(error, self._dialect)))
+            self._on_failure(errors.refusal(error).status)
+            await self._send(send, to_bytes(errors.event(error, self._dialect, count)))
             if self._dialect == "openai":
                 await self._send(send, to_bytes((None, "[DONE]")))
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -70,6 +70,7 @@ class EngineClient:
         self._answers: dict[int, Callable[[Any], object]] = {}
         self._tokens = 0
         self._is_closed = False
+        self.num_restarts = 0
         self._restarts: list[float] = []
         self._is_up = threading.Event()
         self._given_up: HeadraceError | None = None
@@ -237,6 +238,7 @@ class EngineClient:
             with self._lock:
                 if not self._is_closed:
                     self._process, self._link, self.ready = process, link, ready
+                    self.num_restarts += 1
                     self._finalizer.detach()
                     self._finalizer = weakref.finalize(self, _end, process, link)
                     return None

@@ -26,7 +26,7 @@ async def metrics(request: Request) -> Response:
             told = await state.ask("totals")
     except (TimeoutError, EngineError):
         pass  # the metrics say so
-    return Response(state.metrics.render(told), media_type=CONTENT_TYPE)
+    return Response(state.metrics.render(told, state.llm.num_restarts), media_type=CONTENT_TYPE)
 
 
 @router.post("/reset_prefix_cache")
