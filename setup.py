@@ -12,6 +12,7 @@ from setuptools.command.build_ext import build_ext
 
 _FOLDER = "src/headrace/kernels/native"
 _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi", "-w", "-g0"]
+_PLAIN = ("dispatch", "pool", "positioned_reads")  # compiled once
 _AVX2 = ["-mavx2", "-mfma"]
 _AVX512 = [
     *_AVX2,
@@ -44,7 +45,7 @@ class BuildKernels(build_ext):
                 depends=ext.depends,
             )
         objects += self.compiler.compile(
-            [f"{_FOLDER}/dispatch.cpp", f"{_FOLDER}/pool.cpp"], output_dir=str(self.build_temp), extra_postargs=_FLAGS
+            [f"{_FOLDER}/{name}.cpp" for name in _PLAIN], output_dir=str(self.build_temp), extra_postargs=_FLAGS
         )
         self.compiler.link_shared_object(objects, str(target), target_lang="c++", extra_postargs=["-pthread"])
 
@@ -53,7 +54,7 @@ class BuildKernels(build_ext):
         return str(Path(*fullname.split("."))) + ".so"
 
 
-_sources = [f"{_FOLDER}/kernels.cpp", f"{_FOLDER}/dispatch.cpp", f"{_FOLDER}/pool.cpp"]
+_sources = [f"{_FOLDER}/{name}.cpp" for name in ("kernels", *_PLAIN)]
 _depends = sorted(str(path) for pattern in ("**/*.h", "**/*.cpp") for path in Path(_FOLDER).glob(pattern))
 setup(
     ext_modules=[Extension("headrace.kernels.native._kernels", sources=_sources, depends=_depends, optional=True)],

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from headrace.core.errors import CheckpointError, UserError
+from headrace.memory import read_source
 from headrace.memory.row_counts import NgramReads, RowReads
 from tests.memory.stores import COLUMNS, HEAD_DIM, KINDS, ROWS, Tables, bits, rows_of, same, some_ids
 
@@ -145,7 +146,23 @@ def np_delete(rows: torch.Tensor, places: list[int]) -> torch.Tensor:
     return rows[[place for place in range(len(rows)) if place not in places]]
 
 
-def test_a_file_that_became_shorter_fails_the_tokens_that_need_its_end(tables: Tables) -> None:
+@pytest.fixture(params=["compiled", "plain Python"])
+def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads with and without the compiled loop; without a compiler both are the second."""
+    if request.param == "plain Python":
+        monkeypatch.setattr(read_source, "read_stretches", lambda *_: False)
+
+
+def test_rows_are_read_with_and_without_the_compiled_loop(tables: Tables, reading: None) -> None:
+    ids = some_ids(300)
+    ids[:40] = np.arange(40)[:, None, None]  # neighbours
+    store = tables.store("read", cache_bytes=2000)
+    found = [rows_of(store, ids[chunk]) for chunk in pieces([100, 100, 1, 99])]
+    assert same([torch.cat(parts) for parts in zip(*found, strict=True)], tables.expected(ids))
+    store.close()
+
+
+def test_a_file_that_became_shorter_fails_the_tokens_that_need_its_end(tables: Tables, reading: None) -> None:
     store = tables.store("read")
     file = tables.file(1, "codes")
     with file.open("r+b") as opened:

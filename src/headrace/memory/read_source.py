@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.core.errors import CheckpointError, UserError
+from headrace.kernels.native.positioned_reads import read_stretches
 from headrace.memory.read_pool import ReadPool
 from headrace.memory.row_format import Bytes, RowIds, check_widths
 
@@ -79,9 +80,12 @@ class ReadSource:
         """
         stored, file = self._parts[part], self._files[part]
         size = stored.row_bytes
+        starts = stored.offset + row_ids * size
+        if read_stretches(file, starts, out):
+            return
+        places = starts.tolist()
         breaks = np.flatnonzero(np.diff(row_ids) != 1) + 1
         firsts = np.concatenate([[0], breaks, [len(row_ids)]]).tolist()
-        places = (stored.offset + row_ids * size).tolist()
         if _HAS_ADVICE:
             for low, high in itertools.pairwise(firsts):
                 # advice only: a file system that refuses it must not fail the read
