@@ -68,7 +68,7 @@ def choose(wanted: str) -> Choice:
         return Choice(frozenset(), dict.fromkeys(OPERATIONS, "PyTorch was asked for"))
     absent = why_absent()
     if kind == "auto" and absent is None and available()[-1] != "avx512":
-        absent = "without AVX-512 BF16 the kernels are exact and slower than PyTorch's"
+        absent = "without AVX-512 BF16 prefill on the kernels can be slower than PyTorch's"
     if kind == "auto" and absent is not None:
         return Choice(frozenset(), dict.fromkeys(OPERATIONS, absent))
     load()  # says why not
