@@ -1,5 +1,6 @@
 """The shell scripts are whole, and the README's two commands are the ones that exist."""
 
+import hashlib
 import os
 import subprocess
 from pathlib import Path
@@ -39,3 +40,30 @@ def test_an_old_interpreter_is_refused_with_a_sentence(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "Python 3.11 or newer" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "called"),
+    [
+        ([], "serve"),
+        (["--port", "8080"], "serve --port 8080"),
+        (["a prompt", "--seed", "1"], "generate --prompt a prompt --max-tokens 160 --seed 1"),
+    ],
+)
+def test_run_serves_with_options_and_goes_on_with_a_prompt(tmp_path: Path, given: list[str], called: str) -> None:
+    """The environment is one that counts as ready and whose `headrace` says what it was called with."""
+    pinned = (ROOT / "pyproject.toml").read_bytes() + (ROOT / "constraints.txt").read_bytes()
+    (tmp_path / f"ready-{hashlib.sha256(pinned).hexdigest()[:16]}-plain").touch()
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "headrace"
+    program.write_text('#!/bin/sh\necho "$*"\n', encoding="utf-8")
+    program.chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(ROOT / "run.sh"), *given],
+        env={**os.environ, "HEADRACE_VENV": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert done.stdout.strip() == called

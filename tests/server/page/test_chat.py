@@ -52,15 +52,22 @@ def test_a_tool_is_called_and_the_person_answers_for_it(browser: Browser, served
         page.press("#prompt", "Enter")
         visit.until("document.querySelector('.tool-calls > button')?.checkVisibility()")
         assert page.locator(".tool-call code").first.text_content() == "weather"
-        page.fill(".tool-call textarea", "21 degrees")
+        page.get_by_label("What the tool answers").fill("21 degrees")
         page.click(".tool-calls > button")
         visit.until_answered()
-        first, second = visit.sent
+        page.fill("#prompt", "Never mind.")
+        page.press("#prompt", "Enter")
+        visit.until_answered()
+        first, second, third = visit.sent
         assert first["tool_choice"] == "required"
         assert [message["role"] for message in second["messages"]] == ["user", "assistant", "tool"]
         call = second["messages"][1]["tool_calls"][0]
         assert call["function"]["name"] == "weather"
         assert second["messages"][2] == {"role": "tool", "tool_call_id": call["id"], "content": "21 degrees"}
+        roles = [message["role"] for message in third["messages"]]
+        assert roles == ["user", "assistant", "tool", "assistant", "tool", "user"], "a call passed over has a result"
+        assert third["messages"][4]["content"] == ""
+        assert page.locator(".turn .problem:visible").count() == 0
         assert visit.trouble == []
 
 
@@ -72,9 +79,9 @@ def test_tool_calls_are_shown_as_they_form_and_as_text(browser: Browser, served:
             """async () => {
               const { newAnswer, takeChunk, messageOf } = await import('/page/js/answer.js');
               const { ToolCalls } = await import('/page/js/tool_calls.js');
-              const turn = { answer: newAnswer('chat'), results: [] };
+              const turn = { answer: newAnswer('chat') };
               let given = null;
-              const calls = new ToolCalls(turn, (one) => { given = one.results; });
+              const calls = new ToolCalls(turn, (one) => { given = one.answer.toolCalls.map((call) => call.result); });
               document.getElementById('transcript').append(calls.root);
               const delta = (tool_calls) => takeChunk(turn.answer, { choices: [{ delta: { tool_calls } }] });
               delta([{ index: 0, id: 'call_1', function: { name: 'weather', arguments: '' } }]);
@@ -84,7 +91,9 @@ def test_tool_calls_are_shown_as_they_form_and_as_text(browser: Browser, served:
               delta([{ index: 0, function: { arguments: 'oul</b>"}' } }]);
               turn.answer.status = 'done';
               calls.update(true);
-              calls.root.querySelector('textarea').value = '21 degrees';
+              const field = calls.root.querySelector('textarea');
+              field.value = '21 degrees';
+              field.dispatchEvent(new Event('input'));
               calls.root.querySelector('button').click();
               return { half, shown: calls.root.querySelector('pre').textContent, given, message: messageOf(turn.answer),
                        bold: calls.root.querySelectorAll('b').length };
@@ -93,7 +102,7 @@ def test_tool_calls_are_shown_as_they_form_and_as_text(browser: Browser, served:
         assert sent["half"] == '{"city": "<b>Se'
         assert json.loads(sent["shown"]) == {"city": "<b>Seoul</b>"}
         assert sent["bold"] == 0
-        assert sent["given"] == [{"id": "call_1", "content": "21 degrees"}]
+        assert sent["given"] == ["21 degrees"]
         assert sent["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "<b>Seoul</b>"}'
         assert visit.trouble == []
 
@@ -159,8 +168,48 @@ def test_what_goes_wrong_is_said_in_words(browser: Browser, served: Served) -> N
         page.context.set_offline(True)
         visit.write("import ")
         page.wait_for_selector(".turn .problem:visible")
-        assert "cannot be reached" in (page.locator(".turn .problem").text_content() or "")
+        problem = page.locator(".turn .problem").text_content() or ""
+        assert "cannot be reached" in problem
+        assert "still running" in problem
+        assert "fetch" not in problem, "what the browser calls it helps nobody"
         page.context.set_offline(False)
         page.locator(".turn-actions button").first.click()
         assert visit.until_answered()
         assert page.locator(".turn .problem").is_hidden()
+
+
+def test_errors_are_told_apart_by_their_codes_and_written_as_sentences(browser: Browser, served: Served) -> None:
+    with visiting(browser, served) as visit:
+        page = visit.open()
+        shown = page.evaluate(
+            """async () => {
+              const { ServerError, stream } = await import('/page/js/api.js');
+              const kinds = [];
+              const real = window.fetch;
+              const told = [
+                [503, 'stopping'], [503, 'engine_down'], [429, 'overloaded'], [403, 'x'], [401, 'x'], [500, 'x']];
+              for (const [status, code] of told) {
+                const body = JSON.stringify({ error: { message: 'it is so', code } });
+                for (const answered of [new Response(body, { status }), new Response(`data: ${body}\n\n`)]) {
+                  window.fetch = async () => answered;
+                  try {
+                    for await (const one of stream('/v1/completions', {})) void one;
+                  } catch (problem) {
+                    kinds.push(problem.kind);
+                  }
+                }
+              }
+              window.fetch = real;
+              const { TurnView } = await import('/page/js/turn_view.js');
+              const { newAnswer } = await import('/page/js/answer.js');
+              const problem = new ServerError('restarting', 'the engine is so');
+              const answer = { ...newAnswer('chat'), status: 'failed', problem };
+              const view = new TurnView({ mode: 'chat', asked: null, answer }, { watchText() {} });
+              view.update({ isLast: true, isBusy: false, facts: null, hasXray: false });
+              return [kinds, [...view.problem.children].map((one) => one.textContent)];
+            }"""
+        )
+        assert shown[0][0::2] == ["stopping", "restarting", "busy", "refused", "key", "broken"]
+        assert shown[0][1:6:2] == ["stopping", "restarting", "busy"]
+        assert shown[1] == ["The engine ended and is being started again.", "The engine is so."]
+        assert visit.trouble == []

@@ -35,11 +35,44 @@ def test_the_sample_log_has_about_7000_tokens_and_is_the_same_every_time(seen: V
 
 def test_the_summary_says_what_was_read_and_kept_against_full_attention(seen: Visit) -> None:
     words = seen.page.locator(".summary-main").text_content() or ""
-    read, kept_kb, full_mb, times = numbers(words)
+    read, written, kept_kb, full_mb, times = numbers(words)
     assert words.startswith("It read ")
     assert 6800 < read < 7400
+    assert written == 16
     assert times == pytest.approx(full_mb * 1000 / kept_kb, rel=0.05)
     assert "second half of the layers ran on just 128" in (seen.page.locator(".summary-more").text_content() or "")
+
+
+def test_what_was_computed_kept_and_read_is_a_small_share(seen: Visit) -> None:
+    shares, bars, about = seen.page.evaluate(
+        """() => { const all = [...document.querySelectorAll('.meter')];
+          const width = (one) => one.getBoundingClientRect().width;
+          return [all.map((one) => one.querySelector('b').textContent),
+                  all.map((one) => width(one.querySelector('.fill')) / width(one.querySelector('.track'))),
+                  all.map((one) => one.querySelector('.meter-about').textContent)]; }"""
+    )
+    computed, kept, read = [float(share.rstrip("%")) / 100 for share in shares]
+    assert 0.5 <= computed < 0.53
+    assert kept < 0.03
+    assert read < 0.03
+    assert bars == pytest.approx([computed, kept, read], abs=0.02)
+    parts = [numbers(words) for words in about]
+    assert parts[0][0] / parts[0][1] == pytest.approx(computed, abs=0.005)
+    assert parts[2][0] == 384
+
+
+def test_the_list_of_tokens_scrolls_to_the_token_that_the_keyboard_chose(seen: Visit) -> None:
+    page = seen.page
+    page.evaluate("document.querySelector('.tokens').style.setProperty('max-height', '3.2rem')")
+    shown = """() => { const list = document.querySelector('.tokens').getBoundingClientRect();
+      const chip = document.querySelector('.token.is-chosen').getBoundingClientRect();
+      return chip.top >= list.top - 1 && chip.bottom <= list.bottom + 1; }"""
+    page.locator(".tokens").focus()
+    for key in ("End", "Home", "End"):
+        page.keyboard.press(key)
+        assert page.evaluate(shown), key
+    page.keyboard.press("Escape")
+    page.evaluate("document.querySelector('.tokens').style.removeProperty('max-height')")
 
 
 def test_the_strip_shows_that_the_decoder_ran_on_the_last_rows_only(seen: Visit) -> None:
@@ -123,7 +156,8 @@ def test_the_same_prompt_again_comes_from_the_cache(seen: Visit) -> None:
     page.locator(".turn-actions button").first.click()
     seen.until_answered()
     seen.until_xrayed()
-    assert "came from the cache" in (page.locator(".summary-more").text_content() or "")
+    assert "known from the cache" in (page.locator(".summary-more").text_content() or "")
+    assert float((page.locator(".meter b").first.text_content() or "").rstrip("%")) < 10
     assert page.locator(".strip-encoder .run-cached").count() == 3
     assert "from the cache" in (page.locator(".facts").last.text_content() or "")
     assert seen.trouble == []

@@ -5,14 +5,17 @@ import { settings } from "./settings.js";
 export class ServerError extends Error {
   constructor(kind, message, { status = 0, retryAfter = null } = {}) {
     super(message);
-    this.kind = kind; // "key" | "busy" | "large" | "refused" | "broken" | "away"
+    this.kind = kind; // "key" | "busy" | "large" | "refused" | "broken" | "stopping" | "restarting" | "away"
     this.status = status;
     this.retryAfter = retryAfter;
   }
 }
 
-function kindOf(status) {
-  if (status === 401 || status === 403) return "key";
+const KINDS = { overloaded: "busy", stopping: "stopping", engine_down: "restarting" };
+
+function kindOf(status, code = null) {
+  if (code in KINDS) return KINDS[code];
+  if (status === 401) return "key";
   if (status === 429) return "busy";
   if (status === 413) return "large";
   return status >= 500 ? "broken" : "refused";
@@ -40,14 +43,16 @@ async function call(path, { body, signal } = {}) {
 
 async function failure(response) {
   let message = `HTTP ${response.status}`;
+  let code = null;
   try {
     const document = await response.json();
     message = document?.error?.message ?? document?.detail ?? message;
+    code = document?.error?.code ?? null;
   } catch {
     // the body says nothing; the status must do
   }
   const retryAfter = Number(response.headers.get("retry-after")) || null;
-  return new ServerError(kindOf(response.status), String(message), { status: response.status, retryAfter });
+  return new ServerError(kindOf(response.status, code), String(message), { status: response.status, retryAfter });
 }
 
 export async function* stream(path, body, signal) {
@@ -69,7 +74,8 @@ export async function* stream(path, body, signal) {
 function parsed(one) {
   const document = JSON.parse(one.data);
   if (document.error) {
-    throw new ServerError(kindOf(Number(document.error.code) || 500), document.error.message ?? "");
+    const { code, message } = document.error;
+    throw new ServerError(kindOf(Number(code) || 500, code), message ?? "");
   }
   return { event: one.event, document };
 }

@@ -1,5 +1,6 @@
-// The turns so far and the requests made from them. A turn is { asked, answer, results }: what the person gave (null
-// where tool results take its place), the answer, and the results of the answer's tool calls.
+// The turns so far and the requests made from them. A turn is { asked, answer }: what the person gave (null where tool
+// results take its place) and the answer. Results of tools are kept with their calls; a call that a later turn passed over
+// has an empty one, because servers refuse conversations with open calls.
 import { messageOf, newAnswer, takeChunk, takeComment } from "./answer.js";
 import { ServerError, stream } from "./api.js";
 import { settings } from "./settings.js";
@@ -12,7 +13,7 @@ export class Conversation {
   }
 
   add(mode, asked) {
-    const turn = { mode, asked, answer: newAnswer(mode), results: [] };
+    const turn = { mode, asked, answer: newAnswer(mode) };
     this.turns.push(turn);
     return turn;
   }
@@ -71,8 +72,8 @@ export class Conversation {
       if (turn.asked) messages.push({ role: "user", content: turn.asked.whole });
       if (turn === last) break;
       messages.push(messageOf(turn.answer));
-      for (const result of turn.results) {
-        messages.push({ role: "tool", tool_call_id: result.id, content: result.content });
+      for (const call of turn.answer.toolCalls) {
+        messages.push({ role: "tool", tool_call_id: call.id, content: call.result ?? "" });
       }
     }
     return messages;

@@ -1,6 +1,6 @@
 // The tool calls of an answer. The page runs no tools: the person reads the call and types what the tool would say.
 import { make } from "./elements.js";
-import { label, say } from "./language.js";
+import { say } from "./language.js";
 
 export class ToolCalls {
   constructor(turn, send) {
@@ -18,23 +18,23 @@ export class ToolCalls {
     const calls = this.turn.answer.toolCalls;
     while (this.cards.length > calls.length) this.cards.pop().root.remove();
     calls.forEach((call, index) => this.updateCard(call, index));
-    const isOpen = canAnswer && calls.length > 0 && this.turn.answer.status === "done" && !this.turn.results.length;
+    const isOpen = canAnswer && calls.length > 0 && this.turn.answer.status === "done";
     this.button.hidden = !isOpen;
-    for (const card of this.cards) card.result.hidden = !isOpen && !card.result.value;
+    for (const card of this.cards) card.answer.hidden = !isOpen && !card.result.value;
     for (const card of this.cards) card.result.readOnly = !isOpen;
   }
 
   updateCard(call, index) {
     if (!this.cards[index]) {
       const card = { name: make("code"), given: make("pre"), result: make("textarea", { rows: 2, spellcheck: "false" }) };
-      label(card.result, "tools.result");
       card.root = make(
         "section",
         { class: "tool-call" },
         make("header", {}, say(make("span"), "tools.call"), card.name),
         card.given,
-        card.result,
+        (card.answer = make("label", {}, say(make("span"), "tools.result"), card.result)),
       );
+      card.result.addEventListener("input", () => (this.turn.answer.toolCalls[index].result = card.result.value));
       this.button.before(card.root);
       this.cards[index] = card;
     }
@@ -43,10 +43,6 @@ export class ToolCalls {
   }
 
   sendAll() {
-    this.turn.results = this.turn.answer.toolCalls.map((call, index) => ({
-      id: call.id,
-      content: this.cards[index].result.value,
-    }));
     this.send(this.turn);
   }
 }

@@ -115,7 +115,9 @@ export class TurnView {
     this.problem.hidden = !answer.problem;
     if (!answer.problem || this.problem.firstChild) return;
     const { kind, message, retryAfter } = answer.problem;
-    this.problem.append(say(make("strong"), `problem.${kind}`), make("p", { text: message }));
+    this.problem.append(say(make("strong"), `problem.${kind}`));
+    if (kind === "away") this.problem.append(say(make("p"), "problem.away.help"));
+    else this.problem.append(make("p", { text: sentence(message), lang: "en" }));
     if (retryAfter) this.problem.append(say(make("p"), "problem.retry", { count: retryAfter }));
     if (kind === "key") {
       const open = make("button", { type: "button", class: "quiet small", on: { click: this.acts.askForKey } });
@@ -127,6 +129,12 @@ export class TurnView {
     this.problem.replaceChildren();
     this.problem.hidden = true;
   }
+}
+
+// What the server says, as a sentence.
+function sentence(message) {
+  const first = message.charAt(0).toUpperCase() + message.slice(1);
+  return /[.!?)]$/.test(first) ? first : `${first}.`;
 }
 
 // Adds to a text node where the text only grew, so that a long answer costs no more per token than a short one.

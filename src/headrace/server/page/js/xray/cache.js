@@ -14,7 +14,7 @@ export class Cache {
     this.reason = make("p", { class: "hint" });
     this.ngramTitle = say(make("h4", { id: "panel-ngram" }), "ngram.title");
     this.ngram = make("p", { class: "panel-sentence" });
-    this.ngramLink = say(make("a", { class: "panel-link", href: "/explain#ngram", target: "_blank" }), "panel.why");
+    this.ngramLink = say(make("a", { class: "panel-link", href: "/explain#ngram", target: "_blank" }), "ngram.why");
     this.frame.picture.append(
       this.track,
       legend(["cached", "cache.cached"], ["again", "cache.again"], ["encoder", "cache.new"]),

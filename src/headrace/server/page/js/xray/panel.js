@@ -92,7 +92,14 @@ export class XrayPanel {
 
 // Before the first answer: the shape of what will be seen.
 function ghost() {
-  const rows = make("div", { class: "ghost", "aria-hidden": "true" });
-  for (let row = 0; row < 6; row += 1) rows.append(make("i", { class: row < 3 ? "ghost-long" : "ghost-short" }));
-  return rows;
+  const rows = (kind) => [0, 1, 2].map(() => make("i", { class: `ghost-${kind}`, "aria-hidden": "true" }));
+  return make(
+    "div",
+    { class: "ghost" },
+    say(make("p"), "xray.sketch.first"),
+    ...rows("long"),
+    say(make("p"), "xray.sketch.second"),
+    ...rows("short"),
+    say(make("p", { class: "ghost-note" }), "xray.sketch.note"),
+  );
 }

@@ -1,6 +1,6 @@
 // The frame that all panels share: a title, one plain sentence, the picture, the numbers behind it, and a link.
 import { make } from "../elements.js";
-import { label, say } from "../language.js";
+import { say } from "../language.js";
 
 export class PanelFrame {
   constructor(name) {
@@ -19,7 +19,7 @@ export class PanelFrame {
     this.root = make(
       "section",
       { class: `panel panel-${name}`, "aria-labelledby": `panel-${name}` },
-      make("header", {}, title, label(say(link, "panel.why"), `${name}.why`)),
+      make("header", {}, title, say(link, `${name}.why`)),
       this.sentence,
       this.picture,
       this.details,

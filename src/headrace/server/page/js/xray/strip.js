@@ -70,6 +70,7 @@ export class Strip {
       decoder: state.decoderRows,
       count: state.promptTokens,
       skipped: state.firstRow,
+      again: state.cachedTokens - state.firstRow,
     };
     const isDone = !state.isReading || state.readTo >= state.promptTokens;
     say(this.frame.sentence, isDone ? sentenceOf(state) : "strip.sentence.reading", values);
@@ -90,6 +91,7 @@ export class Strip {
 }
 
 function sentenceOf(state) {
+  if (state.firstRow > 0 && state.cachedTokens > state.firstRow) return "strip.sentence.again";
   if (state.firstRow > 0) return "strip.sentence.cached";
   return state.decoderRows < state.promptTokens ? "strip.sentence" : "strip.sentence.whole";
 }

@@ -1,13 +1,17 @@
 // Plain words about the whole answer: the first thing to read, and the line under each answer.
 import { make } from "../elements.js";
 import { say } from "../language.js";
+import { Meters } from "./meters.js";
+
+const WORTH_TELLING = 5; // from this many times as much on, full attention is worth a comparison
 
 export class Summary {
   constructor() {
     this.main = make("p", { class: "summary-main" });
     this.more = make("p", { class: "summary-more" });
+    this.meters = new Meters();
     this.figures = make("dl", { class: "figures" });
-    this.root = make("div", { class: "summary" }, this.main, this.more, this.figures);
+    this.root = make("div", { class: "summary" }, this.main, this.more, this.meters.root, this.figures);
   }
 
   update(state) {
@@ -21,15 +25,17 @@ export class Summary {
       times: { times: memory.full / memory.kept },
       decoder: state.decoderRows,
       cached: state.cachedTokens,
+      written: state.tokens.length,
       ran: state.encoderRows,
     };
     if (state.isReading) {
       say(this.main, "summary.reading", values);
       say(this.more, state.cachedTokens ? "summary.reading.cached" : "summary.reading.more", values);
     } else {
-      say(this.main, memory.full > memory.kept ? "summary.main" : "summary.main.small", values);
+      say(this.main, memory.full >= WORTH_TELLING * memory.kept ? "summary.main" : "summary.main.small", values);
       say(this.more, secondSentence(state), values);
     }
+    this.meters.update(state);
     this.updateFigures(state);
   }
 
@@ -41,7 +47,7 @@ export class Summary {
       ["figures.read", "value.number", { value: state.readTo }],
       ["figures.written", "value.number", { value: state.tokens.length }],
       first === undefined ? null : ["figures.first", "value.seconds", { value: { seconds: first } }],
-      rate === null ? null : ["figures.rate", "value.rate", { value: rate }],
+      rate === null ? null : ["figures.rate", "value.number", { value: rate }],
     ].filter(Boolean);
     while (this.figures.children.length > wanted.length) this.figures.lastChild.remove();
     wanted.forEach(([name, value, given], index) => {
@@ -53,7 +59,7 @@ export class Summary {
 }
 
 function secondSentence(state) {
-  if (state.cachedTokens) return "summary.cached";
+  if (state.cachedTokens) return state.cachedTokens < state.promptTokens ? "summary.cached" : "summary.cached.all";
   return state.decoderRows < state.promptTokens ? "summary.half" : "summary.whole";
 }
 

@@ -25,7 +25,9 @@ export class Tokens {
 
   update(state) {
     this.state = state;
+    const isBehind = this.chips.length < state.tokens.length;
     for (let index = this.chips.length; index < state.tokens.length; index += 1) this.addChip(state.tokens[index]);
+    if (isBehind && this.chosen === null) this.list.scrollTop = this.list.scrollHeight;
     const drafts = state.drafts();
     this.legend.hidden = drafts.proposed === 0;
     if (drafts.proposed) this.markDrafts(state);
@@ -108,7 +110,7 @@ export class Tokens {
 
 // Scrolls the list alone, never the page around it.
 function keepInView(list, chip) {
-  const top = chip.offsetTop - list.offsetTop;
+  const top = chip.offsetTop; // the list is what it is measured from
   if (top < list.scrollTop) list.scrollTop = top - 8;
   else if (top + chip.offsetHeight > list.scrollTop + list.clientHeight) {
     list.scrollTop = top + chip.offsetHeight - list.clientHeight + 8;
