@@ -1,12 +1,14 @@
 """Blocks on disk: what is kept, what goes first, how many bytes that takes, and who may share a directory."""
 
 import os
+import sqlite3
 import threading
 from pathlib import Path
 
 import pytest
 
 from headrace.cache.block_pool import BLOCK_TOKENS
+from headrace.cache.tiers import index
 from headrace.cache.tiers.disk_tier import DiskTier, Item
 from headrace.cache.tiers.reclaim import Limits
 from headrace.cache.tiers.segment import Kind
@@ -218,6 +220,28 @@ def test_two_writers_share_a_directory(directory: Directory) -> None:
     assert third.incidents.counts == {}
     third.close()
     second.close()
+
+
+def test_an_index_that_another_keeps_locked_costs_entries_only(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(index, "_BUSY_MS", 50)
+    tier = directory.open()
+    put(tier, range(1, 4))
+    other = sqlite3.connect(directory.folder / index.INDEX_NAME, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    put(tier, range(4, 7))
+    assert readable(tier, 6) == [1, 2, 3]
+    other.execute("ROLLBACK")
+    other.close()
+    put(tier, range(5, 7))
+    assert readable(tier, 6) == [1, 2, 3, 5, 6]
+    assert set(tier.incidents.counts) == {"index_busy"}
+    assert len(caplog.records) == 1
+    tier.close()
+    tier = directory.open()
+    assert readable(tier, 6) == [1, 2, 3, 5, 6]
+    tier.close()
 
 
 def test_one_makes_room_while_the_other_reads(directory: Directory) -> None:

@@ -26,6 +26,7 @@ class Incident(Enum):
     WRITE_ERROR = "write_error"
     READ_ERROR = "read_error"
     BAD_INDEX = "bad_index"
+    BUSY = "index_busy"
 
 
 class Incidents:

@@ -202,6 +202,9 @@ class SegmentStore:
         try:
             return self._append_fresh(list(fresh.values()))
         except (OSError, sqlite3.Error) as problem:
+            if isinstance(problem, sqlite3.OperationalError) and problem.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+                self.incidents.note(Incident.BUSY, INDEX_NAME, "another process kept it locked")
+                return 0
             is_full = isinstance(problem, OSError) and problem.errno in _FULL
             self.refuse_writes(
                 Incident.NO_SPACE if is_full else Incident.WRITE_ERROR, f"nothing more is written to it: {problem}"
