@@ -131,6 +131,22 @@ def test_a_running_answer_is_followed_live(served: Served) -> None:
     assert came[-1] - came[0] > 0.1, "tokens came as they were made, not all at the end"
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 2}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}),
+    ],
+)
+def test_every_stream_of_a_conversation_names_its_response(served: Served, path: str, body: dict[str, Any]) -> None:
+    with call(served, path, {**body, "stream": True, "xray": True}) as answer:
+        response_id = answer.headers["x-response-id"]
+        assert response_id in answer.read().decode()
+    with call(served, f"/v1/xray/{response_id}") as stream:
+        assert list(events(stream))[-1][1]["finish_reason"] == "length"
+
+
 def test_an_answer_that_is_left_has_an_end(served: Served) -> None:
     body = {"prompt": "import os\n", "max_tokens": 4000, "ignore_eos": True, "stream": True, "xray": True}
     with call(served, "/v1/completions", body) as answer:

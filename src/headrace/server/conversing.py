@@ -104,6 +104,21 @@ async def told(job: Job, answers: list[AnswerStream]) -> AsyncGenerator[tuple[in
                 yield event.choice, found
 
 
+async def answered(job: Job, request: Request) -> "tuple[list[AnswerStream], list[Result]]":
+    """Return the answers that were asked for and their results, when all are over.
+
+    Raises:
+        HeadraceError: as `bridge.stream`.
+    """
+    answers = job.answers()
+    async with aclosing(told(job, answers)) as events:
+        async for _ in events:
+            pass
+    results = finished(answers)
+    note(request, results)
+    return answers, results
+
+
 def remember(job: Job, answer: AnswerStream, result: "Result") -> None:
     """Keep the tokens of an answer for the conversation that comes back with it."""
     turn, protocol = job.turn, job.state.protocol

@@ -39,8 +39,8 @@ async def respond(
     frames: AsyncGenerator[Frame, None],
     *,
     dialect: Dialect,
-    progress: Progress | None = None,
-    headers: dict[str, str] | None = None,
+    response_id: str,
+    progress: Progress,
 ) -> Response:
     """Return the stream of an answer once its first event is there, or has been long in coming.
 
@@ -50,8 +50,8 @@ async def respond(
         request: what is answered.
         frames: name and data of each event, in order.
         dialect: shape of an error event.
+        response_id: told in a header, before the first event: an X-ray is followed from it on.
         progress: what comments say.
-        headers: more of the response's.
 
     Raises:
         HeadraceError: the request was refused before anything was sent, so it gets a status of its own.
@@ -77,7 +77,7 @@ async def respond(
         progress=progress,
         patience=(settings.keep_alive_s, settings.stall_timeout_s),
         on_failure=state.metrics.failed,
-        headers={**_HEADERS, **(headers or {})},
+        headers={**_HEADERS, "x-response-id": response_id},
     )
 
 
@@ -100,7 +100,7 @@ class _EventStream(Response):
         source: _Source,
         *,
         dialect: Dialect,
-        progress: Progress | None,
+        progress: Progress,
         patience: tuple[float, float],
         on_failure: Callable[[int], object],
         headers: dict[str, str],
@@ -156,9 +156,8 @@ class _EventStream(Response):
             elif silence < self._keep_alive_s:
                 await asyncio.sleep(self._keep_alive_s - silence)
             else:
-                text = "working" if self._progress is None else str(self._progress)
                 try:
                     async with asyncio.timeout(self._stall_s):
-                        await self._send(send, comment(text))
+                        await self._send(send, comment(str(self._progress)))
                 except (TimeoutError, OSError):
                     return

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from headrace.server.conversing import Job, finished, note, prepare, told
+from headrace.server.conversing import Job, answered, finished, note, prepare, told
 from headrace.server.frame import Frame, to_json
 from headrace.server.presence import attend
 from headrace.server.protocol.output import AnswerStream
@@ -30,18 +30,12 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     if body.stream:
         wants_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         frames = _frames(job, request, wants_usage=wants_usage)
-        headers = {"x-response-id": job.response_id}  # known before the first event: an X-ray is followed from it on
-        return await respond(request, frames, dialect="openai", progress=job.progress, headers=headers)
+        return await respond(request, frames, dialect="openai", response_id=job.response_id, progress=job.progress)
     return JSONResponse(await attend(request, _whole(job, request)))
 
 
 async def _whole(job: Job, request: Request) -> dict[str, Any]:
-    answers = job.answers()
-    async with aclosing(told(job, answers)) as events:
-        async for _ in events:
-            pass
-    results = finished(answers)
-    note(request, results)
+    answers, results = await answered(job, request)
     return {
         **_head(job, "chat.completion"),
         "choices": [chat_choice(answer, choice) for choice, answer in enumerate(answers)],

@@ -79,8 +79,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     if state.settings.logs_prompts:
         request.state.log["prompt"] = json.dumps(body.prompt)
     if body.stream:
-        headers = {"x-response-id": job.response_id}  # known before the first event: an X-ray is followed from it on
-        return await respond(request, _frames(job, request), dialect="openai", progress=job.progress, headers=headers)
+        frames = _frames(job, request)
+        return await respond(request, frames, dialect="openai", response_id=job.response_id, progress=job.progress)
     return JSONResponse(await attend(request, _whole(job, request)))
 
 

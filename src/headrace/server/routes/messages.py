@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from headrace.engine.images import ImagePrompt
-from headrace.server.conversing import Job, finished, note, prepare, told
+from headrace.server.conversing import Job, answered, finished, note, prepare, told
 from headrace.server.frame import Frame, to_json
 from headrace.server.presence import attend
 from headrace.server.protocol.patches import message, message_event
@@ -29,7 +29,8 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
     wanted = body.wanted(state.salt(request, body.cache_salt))
     job = await prepare(request, wanted, f"msg_{uuid.uuid4().hex}")
     if body.stream:
-        return await respond(request, _frames(job, request), dialect="anthropic", progress=job.progress)
+        frames = _frames(job, request)
+        return await respond(request, frames, dialect="anthropic", response_id=job.response_id, progress=job.progress)
     return JSONResponse(await attend(request, _whole(job, request)))
 
 
@@ -45,12 +46,7 @@ async def count_tokens(body: CountRequest, request: Request) -> dict[str, int]:
 
 
 async def _whole(job: Job, request: Request) -> dict[str, Any]:
-    answers = job.answers()
-    async with aclosing(told(job, answers)) as events:
-        async for _ in events:
-            pass
-    results = finished(answers)
-    note(request, results)
+    answers, results = await answered(job, request)
     return message(job.turn, answers[0], results[0])
 
 

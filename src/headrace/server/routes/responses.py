@@ -68,7 +68,8 @@ async def create(body: ResponsesRequest, request: Request) -> Response:
     job = await prepare(request, wanted, f"resp_{uuid.uuid4().hex}")
     asked = _Asked(job, tenant, body.store is not False, body.echo(), [*before, *body.items])
     if body.stream:
-        return await respond(request, _frames(asked, request), dialect="responses", progress=job.progress)
+        frames = _frames(asked, request)
+        return await respond(request, frames, dialect="responses", response_id=job.response_id, progress=job.progress)
     return JSONResponse(await attend(request, _whole(asked, request)))
 
 

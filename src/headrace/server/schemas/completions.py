@@ -8,6 +8,7 @@ from headrace.core.errors import UserError
 from headrace.engine.sampling.params import MAX_TOP_LOGPROBS, SamplingParams
 from headrace.engine.sampling.spec import Structured
 from headrace.server.schemas.body import Body
+from headrace.server.schemas.extensions import biases, stops
 
 MAX_CHOICES = 128
 _DEFAULT_MAX_TOKENS = 16
@@ -127,9 +128,9 @@ class CompletionRequest(Body):
             repetition_penalty=self.repetition_penalty,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            logit_bias=_bias(self.logit_bias),
+            logit_bias=biases(self.logit_bias),
             seed=self.seed,
-            stop=[self.stop] if isinstance(self.stop, str) else self.stop or (),
+            stop=stops(self.stop),
             stop_token_ids=self.stop_token_ids or (),
             n=self.n,
             logprobs=self.logprobs is not None,
@@ -142,12 +143,3 @@ class CompletionRequest(Body):
             cache_salt=cache_salt,
             xray=self.xray,
         )
-
-
-def _bias(bias: dict[str, float] | None) -> dict[int, float]:
-    found = {}
-    for name, value in (bias or {}).items():
-        if not name.isascii() or not name.isdecimal() or len(name) > 9:
-            raise UserError(f"logit_bias names {name[:40]!r}; accepted is a token id", param="logit_bias")
-        found[int(name)] = value
-    return found

@@ -38,7 +38,7 @@ class Extensions(Body):
         names = ("top_k", "min_p", "repetition_penalty", "seed", "xray")
         found = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.logit_bias:
-            found["logit_bias"] = {_token_id(name): value for name, value in self.logit_bias.items()}
+            found["logit_bias"] = biases(self.logit_bias)
         return found
 
     def given(self, names: Collection[str]) -> dict[str, Any]:
@@ -51,7 +51,17 @@ def stops(value: str | list[str] | None) -> list[str]:
     return [value] if isinstance(value, str) else list(value or ())
 
 
-def _token_id(name: str) -> int:
-    if not name.isascii() or not name.isdigit() or len(name) > 9:
-        raise UserError(f"logit_bias names {name[:40]!r}; accepted are token ids, whole numbers", param="logit_bias")
-    return int(name)
+def biases(value: dict[str, float] | None) -> dict[int, float]:
+    """Return biases by token id.
+
+    Raises:
+        UserError: one names something that is no token id.
+    """
+    found = {}
+    for name, bias in (value or {}).items():
+        if not name.isascii() or not name.isdecimal() or len(name) > 9:
+            raise UserError(
+                f"logit_bias names {name[:40]!r}; accepted are token ids, whole numbers", param="logit_bias"
+            )
+        found[int(name)] = bias
+    return found
