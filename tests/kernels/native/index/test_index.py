@@ -48,11 +48,20 @@ def random(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @on_every_instruction_set
-@pytest.mark.parametrize("shape", [PLAIN, replace(PLAIN, ratio=2, heads=17, width=32, top_k=40), SOURCE, READER])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        PLAIN,
+        replace(PLAIN, ratio=2, heads=17, width=32, top_k=40),
+        SOURCE,
+        READER,
+        replace(SOURCE, block_size=8, pool_blocks=3, top_k=3),
+    ],
+)
 def test_picks_and_blocks_are_those_of_the_reference(instruction_set: str, shape: Shape) -> None:
     values, q, weights = random(shape)
     pool = (
-        torch.stack([torch.randperm(TOTAL // 4 - 9)[:5].sort().values for _ in range(COUNT)])
+        torch.stack([torch.randperm(56 // shape.block_size)[: shape.pool_blocks].sort().values for _ in range(COUNT)])
         if shape.pool_blocks
         else None
     )
@@ -68,7 +77,7 @@ def test_picks_and_blocks_are_those_of_the_reference(instruction_set: str, shape
         if shape.writes_pool and pool is not None:
             assert torch.equal(pool[row], blocks)
         is_pooled = shape.pool_blocks and not shape.writes_pool
-        total += 0 if visible <= shape.top_k else 20 if is_pooled else visible
+        total += 0 if visible <= shape.top_k else shape.pool_blocks * shape.block_size if is_pooled else visible
     assert scored == total
 
 
@@ -86,3 +95,24 @@ def test_rows_that_see_few_entries_take_them_all(instruction_set: str) -> None:
     picks, scored = run(instruction_set, shape, *random(shape)[1:], keys(random(shape)[0]), None)
     assert scored == 0
     assert picks[-1].tolist() == [*range(TOTAL), *[-1] * 10]
+
+
+@on_every_instruction_set
+@pytest.mark.parametrize("block_size", [4, 8])
+def test_a_scan_that_fills_its_list_again_and_again_loses_nothing(instruction_set: str, block_size: int) -> None:
+    shape = Shape(2, 32, 16, 1, 20, 16, block_size, writes_pool=True)
+    values, q = torch.randn(14_003, 32).bfloat16(), torch.randn(2, 2, 32).bfloat16()
+    values[9000:9500] = values[11]  # ties, some of them beyond a cut
+    weights = torch.tensor([[1.0, 0.5], [-1.0, -0.5]]).bfloat16()  # the second row's scores are all zero or below
+    codes, scales = encode_q4i(values)
+    first = len(values) - 2
+    picks, pool = torch.empty((2, 20), dtype=torch.int64), torch.empty((2, 16), dtype=torch.int64)
+    turn = rotation(torch.arange(first, first + 2), plain_frequencies(16, 10000.0))
+    place = [0, 2, first, codes.data_ptr(), scales.data_ptr(), 0, 1, picks.data_ptr(), pool.data_ptr()]
+    Index(load(instruction_set), shape)((q.clone().flatten(1), weights, *turn), np.array([place]))
+    turned = rotate(q, *turn)
+    for row in range(2):
+        found = reference.scores(turned[row], weights[row], codes[: first + row + 1], scales[: first + row + 1])
+        wanted, blocks = reference.select(found, shape)
+        assert torch.equal(picks[row], wanted)
+        assert torch.equal(pool[row], blocks)

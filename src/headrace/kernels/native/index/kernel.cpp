@@ -104,9 +104,14 @@ static inline void add_heads(const Matrix& keys, const IndexRoom& room, const bf
 static v16 score_keys(const Index& job, const IndexSegment& segment, const IndexRoom& room, const bf16* weights,
                       const int64_t* positions, int64_t count) {
   const int64_t words = job.width / 8, groups = job.width / 32;
+  int64_t block = -1, moved = 0;
   for (int64_t i = 0; i < 16; i++) {
     const int64_t j = positions[i < count ? i : 0];
-    const int64_t place = segment.blocks ? segment.blocks[j / segment.per_block] * segment.per_block + j % segment.per_block : j;
+    if (segment.blocks && (j < block * segment.per_block || j >= (block + 1) * segment.per_block)) {
+      block = j / segment.per_block;
+      moved = (segment.blocks[block] - block) * segment.per_block;
+    }
+    const int64_t place = j + moved;
     const uint8_t* codes = segment.codes + place * (job.width / 2);
     for (int64_t w = 0; w < words; w++) memcpy(room.tile + 64 * w + 4 * i, codes + 4 * w, 4);
     for (int64_t g = 0; g < groups; g++) room.tile_scales[16 * g + i] = segment.scales[place * groups + g];
@@ -119,9 +124,26 @@ static v16 score_keys(const Index& job, const IndexSegment& segment, const Index
   return round_bf16(total);
 }
 
+static inline float score_of(int64_t packed) {
+  const int32_t ordered = (int32_t)(packed >> 32), bits = ordered ^ ((ordered >> 31) & 0x7FFFFFFF);
+  return read<float>(&bits);
+}
+
+// the largest of two blocks of eight, at the positions from `first` on
+static inline void put_peaks(const IndexRoom& room, int64_t first, v16 x) {
+  x = max16(x, __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  x = max16(x, __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  x = max16(x, __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+  room.peaks[first / 8] = pack(x[0], first);
+  room.peaks[first / 8 + 1] = pack(x[8], first + 8);
+}
+
+static inline bool is_number16(v16 x) { return largest_bits16((i16)x & 0x7FFFFFFF) <= 0x7F800000u; }
+
 struct Best {
   int64_t* list;
   int64_t count, wanted, capacity, threshold;
+  float floor = -HUGE_VALF;  // score of the threshold
   void add(int64_t packed) {
     if (packed <= threshold) return;
     list[count++] = packed;
@@ -131,6 +153,7 @@ struct Best {
     if (count <= wanted) return;
     std::nth_element(list, list + wanted - 1, list + count, [](int64_t a, int64_t b) { return a > b; });
     threshold = list[wanted - 1];
+    floor = score_of(threshold);
     count = wanted;
   }
 };
@@ -160,10 +183,19 @@ static int64_t scan_row(const Index& job, const IndexSegment& segment, const Ind
   int64_t* pool = segment.pool ? segment.pool + i * job.pool_blocks : nullptr;
   const auto flush = [&]() {
     const v16 scores = score_keys(job, segment, room, weights, positions, waiting);
+    const bool has_peaks = is_open && job.writes_pool, is_whole = waiting == 16 && job.block_size == 8;
+    // positions only grow, so an equal score never displaces a kept one; NaN goes the long way
+    const bool is_poor = !(largest16(scores) > best.floor) && is_number16(scores);
+    if (is_poor && (!has_peaks || is_whole)) {
+      if (has_peaks) put_peaks(room, positions[0], scores);
+      scored += waiting;
+      waiting = 0;
+      return;
+    }
     for (int64_t lane = 0; lane < waiting; lane++) {
       const int64_t packed = pack(scores[lane], positions[lane]);
       best.add(packed);
-      if (is_open && job.writes_pool) {
+      if (has_peaks) {
         int64_t& peak = room.peaks[positions[lane] / job.block_size];
         if (positions[lane] % job.block_size == 0 || packed > peak) peak = packed;
       }
