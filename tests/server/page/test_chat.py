@@ -145,9 +145,14 @@ def test_a_key_is_asked_for_where_the_server_wants_one(browser: Browser, served:
     with visiting(browser, served, has_key=False) as visit:
         page = visit.open()
         page.wait_for_selector("#settings[open]")
+        assert page.locator("#settings-problem").text_content() == "The server asks for an API key."
         page.fill("#api-key", "wrong")
         page.press("#api-key", "Enter")
-        page.wait_for_selector("#settings[open]")
+        page.wait_for_selector("#settings-problem:has-text('did not accept this API key')")
+        page.keyboard.press("Escape")
+        visit.write("import ")
+        page.wait_for_selector(".turn .problem:has-text('did not accept this API key')")
+        page.click(".turn .problem button")
         page.fill("#api-key", served.api_key)
         page.press("#api-key", "Enter")
         page.wait_for_selector("#model:visible")

@@ -8,7 +8,7 @@ import { byId } from "./elements.js";
 import { onLanguage, say, startLanguage, switchLanguage, text } from "./language.js";
 import { setUpPanes, showPane } from "./panes.js";
 import { changeSettings, settings, startSettings } from "./settings.js";
-import { openSettings, setUpSettingsDialog } from "./settings_dialog.js";
+import { askForKey, setUpSettingsDialog } from "./settings_dialog.js";
 import { showStarters } from "./starters.js";
 import { setUpTheme } from "./theme.js";
 import { Transcript } from "./transcript.js";
@@ -30,7 +30,7 @@ class Page {
       showXray: (turn) => this.showXray(turn, true),
       watchText: (turn, element) => this.pointer.watch(turn, element),
       announce: (key, given) => this.announce(key, given),
-      askForKey: () => openSettings("api-key"),
+      askForKey,
     });
     this.composer = new Composer({
       onSend: (mode, asked) => this.ask(mode, asked),
@@ -63,7 +63,7 @@ class Page {
       if (!settings.modeChosen) this.chooseFor(this.isBase);
       this.showMode();
     } catch (problem) {
-      if (problem.kind === "key") openSettings("api-key");
+      if (problem.kind === "key") askForKey();
       else this.announce(`problem.${problem.kind ?? "broken"}`);
     }
   }

@@ -37,11 +37,22 @@ export function setUpSettingsDialog(onKey) {
   });
 }
 
-export function openSettings(field = null) {
+export function openSettings(field = null, said = null) {
   fill(byId("settings-form"));
-  byId("settings-problem").hidden = true;
+  const problem = byId("settings-problem");
+  problem.hidden = said === null;
+  if (said) say(problem, said);
   byId("settings").showModal();
   if (field) byId(field).focus();
+}
+
+// Where the server wants a key, or another one.
+export function askForKey() {
+  openSettings("api-key", keyProblem());
+}
+
+export function keyProblem() {
+  return settings.key ? "problem.key.wrong" : "problem.key";
 }
 
 function fill(form) {

@@ -2,6 +2,7 @@
 import { isRunning } from "./answer.js";
 import { make } from "./elements.js";
 import { label, say } from "./language.js";
+import { keyProblem } from "./settings_dialog.js";
 import { ToolCalls } from "./tool_calls.js";
 
 const SHOWN_PROMPT_LINES = 14;
@@ -115,14 +116,15 @@ export class TurnView {
     this.problem.hidden = !answer.problem;
     if (!answer.problem || this.problem.firstChild) return;
     const { kind, message, retryAfter } = answer.problem;
-    this.problem.append(say(make("strong"), `problem.${kind}`));
-    if (kind === "away") this.problem.append(say(make("p"), "problem.away.help"));
+    this.problem.append(say(make("strong"), kind === "key" ? keyProblem() : `problem.${kind}`));
+    if (kind === "key") this.problem.append(this.keyButton());
+    else if (kind === "away") this.problem.append(say(make("p"), "problem.away.help"));
     else this.problem.append(make("p", { text: sentence(message), lang: "en" }));
     if (retryAfter) this.problem.append(say(make("p"), "problem.retry", { count: retryAfter }));
-    if (kind === "key") {
-      const open = make("button", { type: "button", class: "quiet small", on: { click: this.acts.askForKey } });
-      this.problem.append(say(open, "problem.enter"));
-    }
+  }
+
+  keyButton() {
+    return say(make("button", { type: "button", class: "stop small", on: { click: this.acts.askForKey } }), "problem.enter");
   }
 
   clearProblem() {
