@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.server.inside import Inside, inside
+from tests.server.inside import Inside
 from tests.server.serving import Served, serving
 from tests.server.wire import post, read_until
 
@@ -19,15 +19,16 @@ from tests.server.wire import post, read_until
 def strict() -> Iterator[Served]:
     """Serve with little of everything, for two tenants, to pages of one origin."""
     options = ["--api-key", "one", "--api-key", "two", "--max-body", "2000", "--slots", "1", "--max-waiting", "1"]
-    options += ["--max-context", "512", "--request-timeout", "1", "--cors-origin", "https://pages.example"]
+    options += [
+        "--max-context",
+        "512",
+        "--request-timeout",
+        "1",
+        "--cors-origin",
+        "https://pages.example",
+        "--log-prompts",
+    ]
     with serving(*options, api_key="one") as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def hasty() -> Iterator[Inside]:
-    """Serve for four connections that say soon what they want."""
-    with inside(head_timeout_s=0.3, body_timeout_s=0.2, max_connections=4) as found:
         yield found
 
 
@@ -285,7 +286,6 @@ def test_log_lines_hold_ids_and_counts_but_no_prompt(served: Served) -> None:
     assert "test-key" not in served.log
 
 
-def test_prompts_are_logged_where_that_is_asked_for() -> None:
-    with serving("--log-prompts") as found:
-        complete(found.base_url, prompt="a prompt\nof two lines")
-        assert 'prompt="a prompt\\nof two lines"' in found.log
+def test_prompts_are_logged_where_that_is_asked_for(strict: Served) -> None:
+    complete(strict.base_url, "one", prompt="a prompt\nof two lines")
+    assert 'prompt="a prompt\\nof two lines"' in strict.log

@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -14,7 +15,7 @@ import openai
 import pytest
 
 from tests.server.clients import MODEL, anthropic_of, openai_of, user
-from tests.server.inside import Inside, inside
+from tests.server.inside import Inside
 from tests.server.serving import Served, serving
 from tests.server.wire import post, read_until
 
@@ -106,19 +107,24 @@ def test_after_all_that_leave_the_books_are_right_and_the_next_is_served(opened:
     assert answer.status_code == 200
 
 
-def test_a_client_that_takes_nothing_counts_as_gone() -> None:
-    with inside(stall_timeout_s=0.5, keep_alive_s=0.1, send_buffer=4096) as found:
-        data = json.dumps({**LONG, "prompt": "x", "logprobs": 20}).encode()
-        with socket.socket() as link:
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            link.connect(("127.0.0.1", found.port))
-            head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-            link.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
-            while not found.alive():
-                time.sleep(0.01)
-            found.until_idle(60)
-        generated = sum(len(trace.requests) for trace in found.llm.traces())
-        assert 0 < generated < 1500  # of 3,000
+def test_a_client_that_takes_nothing_counts_as_gone(hasty: Inside) -> None:
+    data = json.dumps({**LONG, "prompt": "x", "logprobs": 20}).encode()
+
+    def steps() -> float:
+        told = httpx2.get(f"{hasty.base_url}/metrics", timeout=20).text
+        line = next(line for line in told.splitlines() if line.startswith("headrace:engine_steps_total"))
+        return float(line.split()[-1])
+
+    before = steps()
+    with socket.socket() as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        link.connect(("127.0.0.1", hasty.port))
+        head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        link.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        while not hasty.alive():
+            time.sleep(0.01)
+        hasty.until_idle(60)
+    assert 0 < steps() - before < 1500  # of 3,000
 
 
 # ----------------------------------------------------------------------------------------------------------- keep-alive
@@ -148,9 +154,16 @@ def test_the_official_client_does_not_see_the_comments(opened: Inside) -> None:
 # ------------------------------------------------------------------------------------------------------ the engine dies
 
 
-def test_a_killed_engine_is_told_to_streams_and_replaced_within_seconds() -> None:
-    keyed = serving("--api-key", "key", api_key="key")  # the clients ask for one
-    with keyed as found, openai_of(found) as client, anthropic_of(found) as claude:
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[Served]:
+    """Serve with an engine that the tests kill; the clients ask for a key."""
+    with serving("--api-key", "key", api_key="key") as found:
+        yield found
+
+
+def test_a_killed_engine_is_told_to_streams_and_replaced_within_seconds(mortal: Served) -> None:
+    found = mortal
+    with openai_of(found) as client, anthropic_of(found) as claude:
         endless: dict[str, Any] = {"stream": True, "extra_body": {"logit_bias": {"1": -100}}, "model": MODEL}
         stream = client.completions.create(prompt="x", max_tokens=3000, **endless)
         response = client.responses.create(input="x", max_output_tokens=3000, **endless)
@@ -179,23 +192,20 @@ def test_a_killed_engine_is_told_to_streams_and_replaced_within_seconds() -> Non
         assert 'headrace:requests_failed_total{model_name="headrace-nano",status="503"} 3.0' in metrics
 
 
-def test_an_engine_that_is_given_up_is_a_503_with_retry_after() -> None:
-    with serving() as found:
-        deadline = time.monotonic() + 30
-        answer = complete(found)
-        while answer.status_code == 200 and time.monotonic() < deadline:
-            os.kill(found.engine_pid, signal.SIGKILL)
-            time.sleep(0.05)
-            answer = complete(found)
-        assert answer.status_code == 503
-        assert int(answer.headers["retry-after"]) >= 1
-        assert httpx2.get(f"{found.base_url}/health").status_code == 200
-        assert httpx2.get(f"{found.base_url}/ready").status_code == 503
-        assert "headrace:engine_up{" in httpx2.get(f"{found.base_url}/metrics", timeout=20).text
+def test_an_engine_that_is_given_up_is_a_503_with_retry_after(mortal: Served) -> None:
+    def complete() -> httpx2.Response:
+        body = {"prompt": "x", "max_tokens": 1}
+        return httpx2.post(f"{mortal.base_url}/v1/completions", json=body, headers=mortal.headers, timeout=60)
 
-
-def complete(found: Served, **body: Any) -> httpx2.Response:
-    return httpx2.post(f"{found.base_url}/v1/completions", json={"prompt": "x", "max_tokens": 1, **body}, timeout=60)
+    deadline = time.monotonic() + 55
+    while (answer := complete()).status_code == 200 and time.monotonic() < deadline:
+        os.kill(mortal.engine_pid, signal.SIGKILL)
+        time.sleep(0.05)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    assert httpx2.get(f"{mortal.base_url}/health").status_code == 200
+    assert httpx2.get(f"{mortal.base_url}/ready").status_code == 503
+    assert "headrace:engine_up{" in httpx2.get(f"{mortal.base_url}/metrics", timeout=20).text
 
 
 # ---------------------------------------------------------------------------------------------------------------- abort
