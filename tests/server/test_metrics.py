@@ -2,12 +2,16 @@
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx2
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.engine.drafting.temperatures import calibration_error
 from tests.server.inside import Inside, inside
 from tests.server.wire import post, read_until
 
@@ -206,3 +210,26 @@ def test_counters_go_on_when_the_engine_is_started_again() -> None:
     assert before["vllm:generation_tokens_total"] == 4
     assert after["vllm:generation_tokens_total"] == 7  # the process in between took its count along
     assert after["headrace:engine_restarts_total"] == 2
+
+
+def test_what_drafting_brings_is_what_the_engine_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # costs are measured anew
+    with inside(engine={"num_slots": 2, "drafting": "auto"}) as server:
+        complete(server, prompt="def read(path):\n    with open(path) as file:\n", max_tokens=80, ignore_eos=True)
+        server.until_idle()
+        status, found = server.llm.status(), scrape(server)
+        steps = [step for trace in server.llm.traces() for step in trace.requests if step.kind == "decode"]
+    for way in ("with", "without"):
+        assert found[f"headrace:draft_tokens_per_second{{1,{way}}}"] == status[f"draft_batch_1_{way}"] > 0
+    for name in ("paused", "probes", "pauses"):
+        assert found[f"headrace:draft_{name}{{1}}"] == status[f"draft_batch_1_{name}"]
+    drafted = [step for step in steps if step.drafts_proposed]
+    kept = np.array([place < step.drafts_accepted for step in drafted for place in range(step.drafts_proposed)])
+    chances = np.array([chance for step in drafted for chance in step.draft_chances])
+    assert len(kept) > 0
+    assert found["headrace:draft_calibration_guesses"] == status["draft_calibration_guesses"] == len(kept)
+    error = calibration_error(chances, kept)
+    assert found["headrace:draft_calibration_error"] == status["draft_calibration_error"] == pytest.approx(error)
+    assert found["headrace:draft_mean_accepted"] == kept.sum() / len(drafted)
+    lengths = Counter(str(step.drafts_proposed) for step in steps)
+    assert {length: found[f"headrace:draft_rounds_total{{{length}}}"] for length in lengths} == lengths
