@@ -120,6 +120,17 @@ def test_damage_is_one_warning_one_count_and_never_a_wrong_byte(
     again.close()
 
 
+@pytest.mark.parametrize("size", [0, 10, SEGMENT_HEADER_BYTES - 1])
+def test_a_writer_that_was_killed_when_it_began_a_file_left_nothing(size: int, directory: Directory) -> None:
+    begun = directory.folder / "z.segment"
+    begun.write_bytes(bytes(size))
+    tier = directory.open()
+    assert tier.incidents.counts == {"torn_end": 1}
+    assert readable(tier, COUNT) == ALL
+    assert not begun.exists()
+    tier.close()
+
+
 def test_a_payload_without_index_is_found_again(directory: Directory, caplog: pytest.LogCaptureFixture) -> None:
     with sqlite3.connect(directory.folder / INDEX_NAME) as index:
         index.execute("DELETE FROM records")

@@ -63,8 +63,9 @@ class Recovery:
         try:
             namespace, _ = unpack_segment(self._files.read(descriptor, SEGMENT_HEADER_BYTES, 0))
         except Damaged as damage:
-            kind = Incident.BAD_HEADER if size >= SEGMENT_HEADER_BYTES else Incident.SHORT_FILE
-            self._note(Incident.EMPTY_FILE if size == 0 else kind, name, damage.what)
+            kind = Incident.EMPTY_FILE if size == 0 else Incident.SHORT_FILE
+            kind = Incident.TORN_END if row is None else kind  # its writer was killed when it began the file
+            self._note(Incident.BAD_HEADER if size >= SEGMENT_HEADER_BYTES else kind, name, damage.what)
             self._index.drop(name)
             if is_writable:
                 self._files.remove(self._folder / name)
