@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
+from headrace.cache.prefix_match import Reason
 from tests.server.page.browsing import visiting
 from tests.server.serving import Served
 
@@ -102,3 +103,24 @@ def test_rows_and_bytes_are_summed_over_the_steps(folded: dict[str, Any]) -> Non
     assert folded["half"] == [[80, 100]]
     assert folded["memory"]["kept"] == 106 * 10 + 1024
     assert folded["memory"]["full"] == 106 * 600
+
+
+def test_the_page_has_words_for_every_reason_of_the_cache(browser: Browser, served: Served) -> None:
+    with visiting(browser, served) as visit:
+        said = visit.open().evaluate(
+            """async (reasons) => {
+              const { sayReason } = await import('/page/js/xray/cache.js');
+              return reasons.map((why) => {
+                const element = document.createElement('p');
+                sayReason(element, why);
+                return [element.dataset.t, element.textContent];
+              });
+            }""",
+            [*(f"{reason.value} 70" if "token" in reason.value else reason.value for reason in Reason), "a new one"],
+        )
+        keys = [key for key, _ in said]
+        assert len(set(keys)) == len(Reason) + 1
+        assert keys.index("cache.reason.other") == len(Reason)
+        assert all("70" in words for (_, words), reason in zip(said, Reason, strict=False) if "token" in reason.value)
+        assert not any("{" in words for _, words in said)
+        assert visit.trouble == []

@@ -4,7 +4,18 @@ import { say } from "../language.js";
 import { rowsOf } from "./fold.js";
 import { legend, PanelFrame } from "./panel_frame.js";
 
-const REASONS = ["nothing cached", "no window state", "full mode"];
+// What the engine says, and the name under which the page has words for it. A token's number may follow.
+const REASONS = {
+  "nothing cached": "nothing_cached",
+  "diverges at token": "diverges",
+  "cached up to token": "ends",
+  "within one window of its start": "short",
+  "no window state": "no_window_state",
+  "window state only at token": "window_before",
+  "windows rebuilt from token": "rebuilt",
+  "approximate lineage": "approximate",
+  "full mode": "full_mode",
+};
 
 export class Cache {
   constructor() {
@@ -63,9 +74,8 @@ export class Cache {
 
 const TIERS = ["device", "host", "disk"];
 
-function sayReason(element, why) {
-  const diverges = /^diverges at token (\d+)$/.exec(why);
-  if (diverges) say(element, "cache.reason.diverges", { at: Number(diverges[1]) });
-  else if (REASONS.includes(why)) say(element, `cache.reason.${why.replaceAll(" ", "_")}`);
+export function sayReason(element, why) {
+  const [, words, at] = /^(.*?)(?: (\d+))?$/.exec(why);
+  if (words in REASONS) say(element, `cache.reason.${REASONS[words]}`, at ? { at: Number(at) } : undefined);
   else say(element, "cache.reason.other", { why });
 }
