@@ -34,7 +34,7 @@ OWN: dict[str, set[str]] = {
     "serve": {
         "--api-key-file", "--model-name", "--mode", "--slots", "--threads", "--max-waiting", "--max-body",
         "--request-timeout", "--cors-origin", "--allow-image-urls", "--log-prompts", "--cache-bytes", "--window-policy",
-        "--checkpoint-every", "--host-cache", "--resume",
+        "--checkpoint-every", "--host-cache", "--resume", "--no-draft",
     },
     "train": {"--steps", "--show", "--backbone"},
     "evaluate": {"--text", "--rows", "--threads"},

@@ -60,9 +60,7 @@ def run(args: argparse.Namespace) -> int:
     prompt = _prompt(args)
     with _loading(args.path) as progress:
         drafting = "off" if args.no_draft else "auto"
-        llm = LLM(
-            args.path, mode=args.mode, threads=args.threads, progress=progress, num_slots=1, drafting=drafting
-        )
+        llm = LLM(args.path, mode=args.mode, threads=args.threads, progress=progress, num_slots=1, drafting=drafting)
     with llm:
         num_tokens = len(llm.encode(prompt))
         result = _stream(llm, prompt, num_tokens, params, is_quiet=args.json)

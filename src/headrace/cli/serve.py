@@ -29,6 +29,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     add("--host-cache", type=int, metavar="BYTES", help="memory for cached prompts that left the block pool (0)")
     add("--resume", choices=("exact", "replay"), default="exact", help="without window rows: encode again, or replay")
     add("--mode", choices=("full", "replay"), default="replay", help="decoder on all of a prompt, or on its end")
+    add("--no-draft", action="store_true", help="one token of an answer at a time; answers are the same")
     add("--slots", type=int, default=16, metavar="N", help="answers that are generated at once (16)")
     add("--threads", type=int, metavar="N", help="PyTorch threads; chosen if missing")
     add("--max-waiting", type=int, default=128, metavar="N", help="requests that may wait; one more gets 429 (128)")
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     )
     options = {
         "mode": args.mode,
+        "drafting": "off" if args.no_draft else "auto",
         "num_slots": args.slots,
         "threads": args.threads,
         "max_context": args.max_context,

@@ -156,7 +156,10 @@ class EngineCore:
         self._holdings.audit(self._sequences.values(), self.cache)
 
     def clear_cache(self) -> None:
-        """Forget every cached prompt."""
+        """Forget every cached prompt; answers that are told already leave nothing behind either."""
+        for sequence in self._sequences.values():
+            if sequence.is_over:
+                sequence.published = sequence.num_prompt + len(sequence.answer.token_ids)
         self.cache.clear()
 
     @property
