@@ -124,3 +124,26 @@ def test_the_page_has_words_for_every_reason_of_the_cache(browser: Browser, serv
         assert all("70" in words for (_, words), reason in zip(said, Reason, strict=False) if "token" in reason.value)
         assert not any("{" in words for _, words in said)
         assert visit.trouble == []
+
+
+def test_while_a_prompt_is_read_shares_are_of_what_was_read(browser: Browser, served: Served) -> None:
+    start = {"model": MODEL, "prompt_tokens": 100}
+    events = [("start", start), ("prefill", step(0, 40, 0, counts={"layer_rows": 40}))]
+    with visiting(browser, served) as visit:
+        found = visit.open().evaluate(
+            """async (events) => {
+              const { XrayState } = await import('/page/js/xray/fold.js');
+              const { computedShare, readShare } = await import('/page/js/xray/meters.js');
+              const { Strip } = await import('/page/js/xray/strip.js');
+              const state = new XrayState();
+              const before = computedShare(state);
+              for (const [name, data] of events) state.take(name, data);
+              const strip = new Strip(10);
+              strip.update(state);
+              const answers = [...strip.root.querySelectorAll('.lane-answer i')].map((one) => one.hidden);
+              return [before, computedShare(state), readShare(state), answers];
+            }""",
+            events,
+        )
+        assert found == [None, {"part": 40, "whole": 120}, None, [True] * 4]
+        assert visit.trouble == []

@@ -17,11 +17,10 @@ export class Meters {
   }
 }
 
-// Layers run on tokens of the prompt, of all layers on all of them.
+// Layers run on tokens of the prompt, of all layers on all that were read so far.
 export function computedShare(state) {
-  if (state.isReading || !state.promptTokens) return null;
-  const whole = state.promptTokens * state.layers.length;
-  return { part: state.promptSum("layer_rows"), whole };
+  if (!state.steps.length) return null;
+  return { part: state.promptSum("layer_rows"), whole: state.readTo * state.layers.length };
 }
 
 // Bytes kept, of what full attention would keep.

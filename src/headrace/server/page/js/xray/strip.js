@@ -55,6 +55,7 @@ export class Strip {
     for (const lane of this.lanes) {
       const cached = lane.kind !== "decoder" && first > 0 ? [[0, first]] : [];
       paint(lane.prompt, [...cached.map((span) => ["cached", span]), ...spans[lane.kind].map((span) => [lane.kind, span])], total);
+      lane.answer.hidden = state.tokens.length === 0;
       setStyle(lane.answer, { width: `${Math.min(100, (100 * state.tokens.length) / this.maxTokens)}%` });
       if (lane.count) say(lane.count, "strip.rows", { count: counts[lane.kind], total: state.promptTokens });
     }
