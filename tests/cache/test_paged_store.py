@@ -159,6 +159,20 @@ def test_sealed_blocks_are_never_written() -> None:
         store.append(ENTRIES[:3], KEYS[:3])
 
 
+def test_rows_of_a_sealed_block_that_are_all_there_are_admitted_again() -> None:
+    table = scattered(2)
+    store = PagedStore(3, table)
+    store.append(ENTRIES[:130], KEYS[:130])
+    table.seal(130)
+    store.truncate(100)
+    assert (store.admit(20), store.length) == (20, 120)
+    assert (store.admit(11), store.length) == (8, 131)
+    table.write_floor = 0
+    store.truncate(100)
+    with pytest.raises(InternalError, match="is sealed and was written at token 100"):
+        store.admit(20)
+
+
 # ------------------------------------------------------------------------------------------------------------- tables
 
 

@@ -104,7 +104,8 @@ class EntryStore(ABC):
         if count == 0:
             return 0
         skipped = self._skipped(count)
-        self._check_writable(self.length + skipped, self.length + count)
+        if skipped < count:
+            self._check_writable(self.length + skipped, self.length + count)
         self.length += count
         return skipped
 
