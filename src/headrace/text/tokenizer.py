@@ -15,6 +15,7 @@ import tokenizers
 from headrace.core.errors import CheckpointError, UserError
 
 FILE_NAME = "tokenizer.json"
+_LONG_TEXT = 4096  # characters
 _PRINTABLE = frozenset((*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)))
 _MOVED = (byte for byte in range(256) if byte not in _PRINTABLE)
 # the byte behind each character of a byte-level vocabulary: printable ones are themselves, others move up
@@ -121,7 +122,11 @@ class Tokenizer:
                 param="prompt",
             ) from error
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) > _LONG_TEXT:  # the call for many lets other threads run meanwhile, the call for one does not
+                (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            else:
+                encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            ids: list[int] = encoding.ids
         except Exception as error:
             raise UserError(f"the tokenizer cannot encode this text: {error}", param="prompt") from error
         return ids
