@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from headrace import __version__
-from headrace.cli import inspect, main
+from headrace.cli import _COMMANDS, inspect, main
 from headrace.core.errors import CheckpointError, InternalError
 from tests.golden_mini import FOLDER
 
@@ -28,7 +28,7 @@ def test_help_lists_every_command_without_loading_torch() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "a command is missing; inspect, synth, trace, generate, train, evaluate are accepted"),
+        ([], f"a command is missing; {', '.join(_COMMANDS)} are accepted"),
         (["nosuch"], "invalid choice: 'nosuch'"),
         (["inspect"], "required: PATH"),
         (["inspect", "x", "--nosuch"], "unrecognized arguments: --nosuch"),

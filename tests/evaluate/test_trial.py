@@ -43,7 +43,7 @@ def served(mode: Mode, ids: np.ndarray, prompt: int, monkeypatch: pytest.MonkeyP
     wanted = SamplingParams(max_tokens=len(ids) - prompt, ignore_eos=True)
     with monkeypatch.context() as patch:
         patch.setattr(Answer, "take", take)
-        patch.setattr("headrace.engine.core.core.sample_batch", lambda logits, samplers: [next(forced)])
+        patch.setattr("headrace.engine.core.answering.sample_batch", lambda logits, samplers: [next(forced)])
         engine.submit(Submission(request_id="one", prompt_ids=ids[:prompt], params=wanted, seed=0, submitted=0.0))
         while not engine.is_idle:
             engine.step()

@@ -74,7 +74,7 @@ def own_dots(query: IndexQuery, keys_TCI: Tensor) -> Tensor:
     if query.is_fp32:
         rows = range(len(keys_TCI))
         return torch.cat([_dots(query.rows(row, row + 1), keys_TCI[row]) for row in rows])[..., : keys_TCI.shape[1]]
-    return torch.bmm(query.q_TJI, keys_TCI.transpose(1, 2))
+    return torch.bmm(query.q_TJI.to(torch.bfloat16), keys_TCI.to(torch.bfloat16).transpose(1, 2))
 
 
 def _weigh(dots_TJC: Tensor, query: IndexQuery) -> Tensor:

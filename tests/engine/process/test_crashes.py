@@ -138,8 +138,19 @@ def test_closing_fails_what_runs_and_ends_the_process(folder: Path) -> None:
 def generate(folder: Path) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "headrace", "generate", str(folder), "--prompt", "a", "--max-tokens", "1500"]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, bufsize=1
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        bufsize=1,
+        preexec_fn=hear_interrupts,
     )
+
+
+def hear_interrupts() -> None:
+    """A shell lets what it runs in the background ignore them, and tests may run there."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("moment", ["loading", "talking"])
