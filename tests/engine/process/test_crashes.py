@@ -135,22 +135,18 @@ def test_closing_fails_what_runs_and_ends_the_process(folder: Path) -> None:
         llm.generate([1])
 
 
+# a shell lets what it runs in the background ignore interrupts, and tests may run there
+HEARING = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from headrace.cli import main; "
+)
+
+
 def generate(folder: Path) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "headrace", "generate", str(folder), "--prompt", "a", "--max-tokens", "1500"]
+    options = ["generate", str(folder), "--prompt", "a", "--max-tokens", "1500"]
+    command = [sys.executable, "-c", HEARING + "sys.exit(main())", *options]
     return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        bufsize=1,
-        preexec_fn=hear_interrupts,
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, bufsize=1
     )
-
-
-def hear_interrupts() -> None:
-    """A shell lets what it runs in the background ignore them, and tests may run there."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("moment", ["loading", "talking"])
