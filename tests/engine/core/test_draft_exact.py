@@ -66,7 +66,7 @@ def chances() -> dict[tuple[int, ...], float]:
     for text in product(TOKENS, repeat=LENGTH):
         model, chance = tiny(), 1.0
         state = model.new_state()
-        span = Span(state, np.array(IDS), len(IDS), is_replay=True)
+        span = Span(state, np.array(IDS), min(len(IDS), model.config.window), is_replay=True)
         for token in text:
             logits = model.forward([span]).logits[-1][list(TOKENS)].double() / SAMPLING["temperature"]
             chance *= float(torch.softmax(logits, 0)[TOKENS.index(token)])
