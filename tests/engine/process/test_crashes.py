@@ -143,7 +143,7 @@ HEARING = (
 
 def generate(folder: Path) -> "subprocess.Popen[str]":
     options = ["generate", str(folder), "--prompt", "a", "--max-tokens", "1500"]
-    command = [sys.executable, "-c", HEARING + "sys.exit(cli.main())", *options]
+    command = [sys.executable, "-c", HEARING + "sys.exit(main())", *options]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, bufsize=1
     )

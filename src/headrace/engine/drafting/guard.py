@@ -23,11 +23,11 @@ class GuardSettings:
         probe_steps: steps of a probe, and the fewest that are compared.
         interval_s: between the end of a probe and the next, at first.
         max_interval_s: what doubling ends at.
-        margin: how much faster, as a share, drafting must be to start again once it was paused. It is paused without:
-            at equal speed the plain step does less.
+        margin: how much faster, as a share, drafting must be to be used: what is measured is not exact, and at equal
+            speed the plain step does less.
     """
 
-    window_steps: int = 32
+    window_steps: int = 16
     probe_steps: int = 4
     interval_s: float = 2.0
     max_interval_s: float = 60.0
@@ -134,8 +134,7 @@ class Guard:
         drafted, plain = rate(account.samples[True]), rate(account.samples[False])
         if drafted is None or plain is None:
             return False
-        needed = plain if account.is_drafting else plain * (1 + self._settings.margin)
-        is_better = drafted > needed
+        is_better = drafted > plain * (1 + self._settings.margin)
         if is_better == account.is_drafting:
             return False
         account.is_drafting = is_better
