@@ -27,7 +27,7 @@ class GuardSettings:
             speed the plain step does less.
     """
 
-    window_steps: int = 16
+    window_steps: int = 32
     probe_steps: int = 4
     interval_s: float = 2.0
     max_interval_s: float = 60.0
