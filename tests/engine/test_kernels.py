@@ -18,9 +18,9 @@ needs_kernels = pytest.mark.skipif(not available(), reason=f"no native kernels: 
 def test_answers_name_the_kernels_that_computed_them() -> None:
     params = SamplingParams(max_tokens=8, temperature=0.0, seed=1)
     with LLM(kernels="native", threads=1, num_slots=2) as llm:
-        assert llm.numerics == "native-bf16idx-1"
+        assert llm.numerics == "native-bf16idx-2"
         first, second = llm.generate(["def read(", "def read("], params)
-    assert first.numerics == "native-bf16idx-1"
+    assert first.numerics == "native-bf16idx-2"
     assert first.token_ids == second.token_ids and len(first.token_ids) == 8
 
 
@@ -32,7 +32,7 @@ def test_the_option_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -
         build_core(SHIPPED_MODEL, EngineOptions(kernels=kernels, **options), None, None).model.numerics.name
         for kernels in (None, "native:experts,attention", "torch")
     ]
-    assert names == ["native:mhc-bf16idx-1", "native:attention,experts-bf16idx-1", "torch-bf16idx-1"]
+    assert names == ["native:mhc-bf16idx-2", "native:attention,experts-bf16idx-2", "torch-bf16idx-1"]
 
 
 def test_unknown_kernels_are_refused_before_anything_is_loaded() -> None:

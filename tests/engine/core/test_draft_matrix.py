@@ -48,7 +48,8 @@ def shuffled(value: Any, numbers: np.random.Generator) -> Any:
     if isinstance(value, tuple):
         return tuple(shuffled(one, numbers) for one in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{one.name: shuffled(getattr(value, one.name), numbers) for one in fields(value)})
+        parts = {one.name: shuffled(getattr(value, one.name), numbers) for one in fields(value) if one.init}
+        return replace(value, **parts)
     return value
 
 

@@ -6,7 +6,7 @@ from headrace.cache.sequence_state import SequenceState
 from headrace.core.errors import InternalError
 from headrace.engine.drafting.drafter import Committed, Wanted
 from headrace.engine.drafting.proposal import Proposal
-from headrace.models.deepseek_v41.draft import Drafter
+from headrace.models.deepseek_v41.draft import Block, Drafter
 from headrace.models.deepseek_v41.model import DeepseekV41
 
 NAME = "dspark"
@@ -47,20 +47,23 @@ class DSpark:
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
         """Return guesses; none for a sequence whose newest position was not observed."""
-        return [self._propose(one) for one in wanted]
+        states = [_state(one.name, one.state) for one in wanted]
+        ready = [place for place, state in enumerate(states) if _is_observed(state)]
+        found = [Proposal(NAME)] * len(wanted)
+        if ready:
+            blocks = self._drafter.blocks([(states[place], wanted[place].token_id) for place in ready])
+            for place, block in zip(ready, blocks, strict=True):
+                found[place] = self._guess(wanted[place], block)
+        return found
 
     def forget(self, names: Iterable[str]) -> None:
         """Nothing is kept beside the states."""
 
-    def _propose(self, wanted: Wanted) -> Proposal:
-        state = _state(wanted.name, wanted.state)
-        ring = state.draft_rings[0]
-        if ring.end != state.length or ring.end == ring.oldest:
-            return Proposal(NAME)
+    def _guess(self, wanted: Wanted, block: Block) -> Proposal:
         ids: list[int] = []
         confidences: list[float] = []
         pick, size = wanted.choice.pick, self._vocab_size
-        for guess in self._drafter.guesses(state, wanted.token_id, lambda logits_V: pick(logits_V[:size])):
+        for guess in self._drafter.guesses_of(block, lambda logits_V: pick(logits_V[:size])):
             ids.append(guess.token_id)
             confidences.append(guess.confidence)
             if len(ids) == wanted.count:
@@ -68,6 +71,11 @@ class DSpark:
         probabilities = wanted.choice.probabilities()
         rows = None if probabilities is None else probabilities[: len(ids)]
         return Proposal(NAME, tuple(ids), rows, tuple(confidences))
+
+
+def _is_observed(state: SequenceState) -> bool:
+    ring = state.draft_rings[0]
+    return ring.end == state.length and ring.end != ring.oldest
 
 
 def _state(name: str, state: SequenceState | None) -> SequenceState:

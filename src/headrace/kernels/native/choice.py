@@ -14,14 +14,16 @@ OPERATIONS: Final = MappingProxyType(
         "mhc": "hyper-connections: statistic, coefficients, Sinkhorn, collapse and norm; expansion",
         "ngram": "n-gram memory: key and value product, gate",
         "compress": "global entries and index keys: products, pooling, norms, FP4 rounding, store",
-        "attention": "projections, window rows, index scores and top-k, gather, attention with a sink, output",
+        "attention": "projections, window rows, index scores and top-k, gather, attention with a sink, output; taps",
         "experts": "router, routed FP4 experts, shared FP8 expert",
-        "head": "last collapse and norm, vocabulary product",
+        "head": "last collapse and norm, vocabulary product; the draft's sequential head",
     }
 )
-"""Operations that native kernels can do, in the order of a layer."""
+"""Operations that native kernels can do, in the order of a layer; they are the draft module's too."""
 
 VARIABLE: Final = "HEADRACE_KERNELS"
+_VERSION: Final = 2
+"""Of the native kernels' numerics: a change of an order of summation, or of what they do, is another version."""
 _ACCEPTED = "accepted are torch, native, auto, and native: with operations between commas, as native:mhc,experts"
 
 
@@ -84,4 +86,5 @@ def numerics_name(kernels: str, *, index: str = "bf16", activations: str = "") -
         index: dtype of index scores.
         activations: dtype of activations where it is not bfloat16, else empty.
     """
-    return f"{kernels}-{index}idx{f'-{activations}' if activations else ''}-1"
+    version = 1 if kernels == "torch" else _VERSION
+    return f"{kernels}-{index}idx{f'-{activations}' if activations else ''}-{version}"

@@ -8,3 +8,4 @@
 #include "index/kernel.cpp"
 #include "compress/kernel.cpp"
 #include "ngram/kernel.cpp"
+#include "head/kernel.cpp"

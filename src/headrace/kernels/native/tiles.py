@@ -94,6 +94,24 @@ def tile_bf16(values: Tensor) -> Matrix:
     return Matrix(BF16, rows, width, raw.view(-1, TILE, width // 2, 4).transpose(1, 2).contiguous(), None)
 
 
+def rows_from(matrix: Matrix, low: int) -> Matrix:
+    """Return the rows from `low` on, a multiple of 32, of a matrix; the same memory.
+
+    Raises:
+        InternalError: the rows do not begin where a block of scales does.
+    """
+    if low % GROUP:
+        raise InternalError(f"rows from {low} on were taken of a tiled matrix; multiples of {GROUP} are possible")
+    scales, step = matrix.scales, GROUP if matrix.kind == FP8 else TILE
+    return Matrix(
+        matrix.kind,
+        matrix.rows - low,
+        matrix.width,
+        matrix.tiles[low // TILE :],
+        None if scales is None else scales[low // step :],
+    )
+
+
 def stored(matrix: Matrix) -> tuple[Tensor, Tensor | None]:
     """Return the bytes as a checkpoint has them: codes (or bfloat16 values) [N, ...] and scales."""
     rows, width = matrix.rows, matrix.width

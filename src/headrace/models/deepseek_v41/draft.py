@@ -1,6 +1,6 @@
 """DSpark draft module of the cached path: context rings fed by taps, one parallel block, a sequential head."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,16 +8,10 @@ from torch import Tensor
 
 from headrace.cache.sequence_state import SequenceState
 from headrace.core.errors import InternalError
-from headrace.kernels.block_quant import fake_q8
-from headrace.kernels.product import linear, linear_fp32
-from headrace.kernels.rms_norm import rms_norm
 from headrace.kernels.rope import rotation
-from headrace.kernels.sparse_attention import attend_block
-from headrace.kernels.stream_mix import collapse
-from headrace.models.deepseek_v41.attention import SERVED, Turn, project, project_output, window_entries
-from headrace.models.deepseek_v41.block import finish_layer, half_input, half_mixes, live_router
 from headrace.models.deepseek_v41.config import Config
-from headrace.models.deepseek_v41.parameters import LayerWeights, Parameters
+from headrace.models.deepseek_v41.draft_operations import choose_draft_operations
+from headrace.models.deepseek_v41.parameters import Parameters
 
 
 @dataclass(frozen=True)
@@ -38,6 +32,15 @@ class Guess:
     logits_V: Tensor
 
 
+@dataclass(frozen=True)
+class Block:
+    """What the parallel part gives of one sequence: the token it follows, hidden states [X, D], logits [X, V]."""
+
+    token_id: int
+    hidden_XD: Tensor
+    logits_XV: Tensor
+
+
 class Drafter:
     """Proposes tokens from the target's taps. Holds weights; context entries live in the sequence's draft rings."""
 
@@ -46,10 +49,10 @@ class Drafter:
             raise InternalError("a drafter was built for a model without a draft module")
         self._config = config
         self._draft = config.draft
-        self._parameters = parameters
-        self._weights = parameters.draft
+        self._embed = parameters.embed
+        self._markov_embed = parameters.draft.markov_embed
         self._frequencies = frequencies
-        self._router = live_router(config.draft.experts_per_token, config)
+        self._operations = choose_draft_operations(config, parameters)
 
     @torch.inference_mode()
     def observe(self, state: SequenceState, first: int, taps: Tensor) -> None:
@@ -62,13 +65,8 @@ class Drafter:
 
         Source: spec section 3.11, context KV.
         """
-        main = linear(fake_q8(taps), self._weights.main_proj)
-        main8 = fake_q8(rms_norm(main, self._weights.main_norm, self._config.norm_eps))
         positions = torch.arange(first, first + taps.shape[0], device=taps.device)
-        turn = rotation(positions, self._frequencies)
-        for ring, layer in zip(state.draft_rings, self._weights.layers, strict=True):
-            kv = linear(main8, layer.attention.q_a_kv[self._config.q_lora_rank :])
-            ring.store(first, window_entries(kv, layer.attention, turn, self._config.norm_eps, SERVED))
+        self._operations.observe(state, first, taps, rotation(positions, self._frequencies))
 
     @torch.inference_mode()
     def propose(self, state: SequenceState, token_id: int) -> Proposal:
@@ -78,7 +76,7 @@ class Drafter:
         ids = torch.tensor([guess.token_id for guess in found])
         return Proposal(ids, torch.stack([guess.logits_V for guess in found]), confidence)
 
-    def guesses(self, state: SequenceState, token_id: int, pick: Callable[[Tensor], int | None]) -> Iterator["Guess"]:
+    def guesses(self, state: SequenceState, token_id: int, pick: Callable[[Tensor], int | None]) -> Iterator[Guess]:
         """Draft after the newest observed position, one guess after the other.
 
         Args:
@@ -86,62 +84,56 @@ class Drafter:
             token_id: the token that was sampled at the newest observed position.
             pick: chooses a token from float32 logits [V]; None ends the draft.
         """
-        with torch.inference_mode():
-            hidden_XD = self._hidden(state, token_id)
-            base = linear_fp32(
-                rms_norm(hidden_XD, self._weights.norm, self._config.norm_eps),
-                self._parameters.head,
-                self._config.vocab_size,
-            )
-            previous = token_id
-            for place in range(hidden_XD.shape[0]):
-                guess = self._guess(hidden_XD[place : place + 1], base[place : place + 1], previous, pick)
-                if guess is None:
-                    return
-                previous = guess.token_id
-                yield guess
+        return self.guesses_of(self.blocks([(state, token_id)])[0], pick)
 
-    def _hidden(self, state: SequenceState, token_id: int) -> Tensor:
-        """Return the block's hidden states [X, D] before the final norm."""
-        config, draft = self._config, self._draft
-        newest = state.draft_rings[0].end - 1
-        device = self._parameters.embed.device
-        ids = torch.full((draft.block_size,), draft.noise_token_id, device=device)
-        ids[0] = token_id
-        x = self._parameters.embed[ids].unsqueeze(1).expand(-1, config.num_streams, -1).contiguous()
-        pre = torch.zeros((draft.block_size, config.num_streams), device=device)
-        pre[:, 0] = 1.0
-        positions = torch.arange(newest + 1, newest + 1 + draft.block_size, device=device)
-        turn = rotation(positions, self._frequencies)
-        for stage, layer in enumerate(self._weights.layers):
-            ring = state.draft_rings[stage]
-            context = ring.read(max(ring.oldest, newest - config.window + 1), newest + 1)
-            x, pre = self._block(layer, x, pre, context, turn)
-        return collapse(x, pre)
+    @torch.inference_mode()
+    def blocks(self, wanted: Sequence[tuple[SequenceState, int]]) -> list[Block]:
+        """Run the parallel part after the newest observed position of several sequences.
 
-    def _block(self, layer: LayerWeights, x: Tensor, pre: Tensor, context: Tensor, turn: Turn) -> tuple[Tensor, Tensor]:
-        config = self._config
-        attn_mix = half_mixes(x, layer.attn_mix, config)
-        u = half_input(x, pre, layer.attn_norm, config)
-        projected = project(fake_q8(u), layer.attention, turn, config)
-        entries = torch.cat([context, projected.window_TH])
-        value = attend_block(projected.q_TQH, entries, layer.attention.sink, scale=config.head_dim**-0.5)
-        out = project_output(value, layer.attention, turn, config)
-        done = finish_layer(layer, x, attn_mix, out, None, router=self._router, config=config)
-        return done.x_TMD, done.pre_TM
+        Args:
+            wanted: sequences, at least one, each with the token that was sampled at its newest observed position;
+                nothing in them changes.
 
-    def _guess(
-        self, hidden_1D: Tensor, base_1V: Tensor, previous: int, pick: Callable[[Tensor], int | None]
-    ) -> "Guess | None":
-        """Turn one hidden state into a token, given the token before.
-
-        Source: spec section 3.11, steps 3 to 5; confidence reads the hidden state before the norm.
+        Numerics: a block's bits do not depend on the others.
         """
-        weights = self._weights
-        embedded = weights.markov_embed[previous : previous + 1]
-        row = base_1V + linear_fp32(embedded, weights.markov_head, self._config.vocab_size)
-        token_id = pick(row[0])
-        if token_id is None:
-            return None
-        confidence = linear_fp32(torch.cat([hidden_1D, embedded], 1), weights.confidence, 1)
-        return Guess(token_id, float(confidence), row[0])
+        size, operations = self._draft.block_size, self._operations
+        states = tuple(state for state, _ in wanted)
+        if operations.library is not None:
+            operations.library.use_threads(torch.get_num_threads())
+        device = self._embed.device
+        ids = torch.full((len(wanted), size), self._draft.noise_token_id, device=device)
+        ids[:, 0] = torch.tensor([token_id for _, token_id in wanted], device=device)
+        ends = torch.tensor([state.draft_rings[0].end for state in states], device=device)
+        positions = (ends.unsqueeze(1) + torch.arange(size, device=device)).flatten()
+        turn = rotation(positions, self._frequencies)
+        streams = self._config.num_streams
+        x = self._embed[ids.flatten()].unsqueeze(1).expand(-1, streams, -1).contiguous()
+        pre = torch.zeros((len(positions), streams), device=device)
+        pre[:, 0] = 1.0
+        for layer in operations.layers:
+            attn = layer.open_attn(x, pre)
+            x = layer.expand(layer.attend(attn.u_TD, turn, states), x, attn)
+            ffn = layer.open_ffn(x, attn.pre_TM)
+            x, pre = layer.expand(layer.experts(ffn.u_TD, None), x, ffn), ffn.pre_TM
+        logits, hidden = operations.logits(x, pre)
+        parts = zip(wanted, hidden.split(size), logits.split(size), strict=True)
+        return [Block(token_id, hidden_XD, logits_XV) for (_, token_id), hidden_XD, logits_XV in parts]
+
+    def guesses_of(self, block: Block, pick: Callable[[Tensor], int | None]) -> Iterator[Guess]:
+        """Go through the places of a block, one guess after the other; `pick` is as in `guesses`."""
+        previous = block.token_id
+        for place in range(block.hidden_XD.shape[0]):
+            guess = self._guess(block, place, previous, pick)
+            if guess is None:
+                return
+            previous = guess.token_id
+            yield guess
+
+    @torch.inference_mode()
+    def _guess(self, block: Block, place: int, previous: int, pick: Callable[[Tensor], int | None]) -> Guess | None:
+        """Turn one place into a token, given the token before."""
+        rows = slice(place, place + 1)
+        embedded = self._markov_embed[previous : previous + 1]
+        logits, confidence = self._operations.follow(block.hidden_XD[rows], block.logits_XV[rows], embedded)
+        token_id = pick(logits[0])
+        return None if token_id is None else Guess(token_id, float(confidence), logits[0])

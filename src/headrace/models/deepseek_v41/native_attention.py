@@ -98,15 +98,15 @@ class NativeAttention:
         self._q_b = Product(library, tiled.q_b, is_quantised=True)
         self._o_a = Product(library, tiled.o_a, is_quantised=False)
         self._o_b = Product(library, tiled.o_b, is_quantised=True)
-        shape = {"rotated": config.rope_dim}
-        self._window_rows = WindowRows(library, weights.q_norm, weights.kv_norm, eps=config.norm_eps, **shape)
+        rotated = config.rope_dim
+        self._window_rows = WindowRows(library, weights.q_norm, weights.kv_norm, rotated=rotated, eps=config.norm_eps)
         self._attention = Attention(
             library,
             weights.sink,
             width=config.head_dim,
             window=config.window,
             scale=config.head_dim**-0.5,
-            **shape,
+            rotated=rotated,
         )
         self._index = NativeIndex(library, layer.plan, tiled, config)
 

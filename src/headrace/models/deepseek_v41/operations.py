@@ -12,6 +12,7 @@ from torch import Tensor
 from headrace.kernels.block_quant import fake_q8
 from headrace.kernels.native.choice import Choice
 from headrace.kernels.native.experts import Experts
+from headrace.kernels.native.head import Head
 from headrace.kernels.native.library import Library, load
 from headrace.kernels.native.ngram import NgramGate
 from headrace.kernels.native.product import Product
@@ -82,14 +83,15 @@ def choose_operations(layer: LayerWeights, config: Config, frequencies: Frequenc
         inject=_inject(layer, config, library if "ngram" in native else None),
         attend=_attend(layer, config, frequencies, attention, library if "attention" in native else None),
         attn_input=_input(layer, config, with_mhc),
-        open_attn=_open(layer.attn_mix, layer.attn_norm, config, with_mhc),
-        open_ffn=_open(layer.ffn_mix, layer.ffn_norm, config, with_mhc),
-        expand=_expand(with_mhc),
-        experts=_experts(layer, config, library if "experts" in native else None),
+        open_attn=open_operation(layer.attn_mix, layer.attn_norm, config, with_mhc),
+        open_ffn=open_operation(layer.ffn_mix, layer.ffn_norm, config, with_mhc),
+        expand=expand_operation(with_mhc),
+        experts=experts_operation(layer, config, library if "experts" in native else None, config.experts_per_token),
     )
 
 
-def _open(weights: MixWeights, norm: Tensor, config: Config, library: Library | None) -> Open:
+def open_operation(weights: MixWeights, norm: Tensor, config: Config, library: Library | None) -> Open:
+    """Return what opens a half."""
     if library is not None:
         numbers = {"norm_eps": config.norm_eps, "eps": config.hc_eps}
         iterations = config.sinkhorn_iterations
@@ -110,7 +112,8 @@ def _input(layer: LayerWeights, config: Config, library: Library | None) -> Call
     return lambda x_TMD, pre_TM: half_input(x_TMD, pre_TM, norm, config)
 
 
-def _expand(library: Library | None) -> Expand:
+def expand_operation(library: Library | None) -> Expand:
+    """Return what closes a half."""
     if library is not None:
         run = library.function("hr_streams_expand", 7)
         return lambda half_TD, x_TMD, opened: expand(run, half_TD, x_TMD, opened)
@@ -121,8 +124,8 @@ def _expand(library: Library | None) -> Expand:
     return expand_half
 
 
-def _experts(layer: LayerWeights, config: Config, library: Library | None) -> RunExperts:
-    per_token = config.experts_per_token
+def experts_operation(layer: LayerWeights, config: Config, library: Library | None, per_token: int) -> RunExperts:
+    """Return what runs the router and the experts of a backbone or draft layer, `per_token` of them for a row."""
     if library is not None and layer.tiled is not None and layer.tiled.experts is not None:
         numbers = {"scale": config.route_scale, "limit": config.swiglu_limit}
         return Experts(library, layer.tiled.experts, per_token=per_token, **numbers)
@@ -184,9 +187,8 @@ def choose_head(parameters: Parameters, config: Config, choice: Choice) -> HeadL
     """Return what turns the last streams into logits."""
     norm, eps = parameters.norm, config.norm_eps
     if "head" in choice.native and parameters.tiled_head is not None:
-        library = load()
-        product = Product(library, parameters.tiled_head, is_quantised=False, is_float=True)
-        return lambda x_TMD, pre_TM: product(collapse_norm(library, x_TMD.contiguous(), pre_TM.contiguous(), norm, eps))
+        head = Head(load(), parameters.tiled_head, norm, eps=eps)
+        return lambda x_TMD, pre_TM: head(x_TMD.contiguous(), pre_TM.contiguous())
 
     def logits(x_TMD: Tensor, pre_TM: Tensor) -> Tensor:
         return linear_fp32(rms_norm(collapse(x_TMD, pre_TM), norm, eps), parameters.head, config.vocab_size)

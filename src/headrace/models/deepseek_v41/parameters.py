@@ -5,7 +5,7 @@ power of two), and what the model computes in float32 becomes float32 (spec sect
 the loaded set as it is converted, so memory never holds two copies of more than one of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from headrace.core.errors import InternalError
 from headrace.kernels.block_quant import decode_fp8_weight
 from headrace.kernels.grouped_experts import Expert, ExpertSet, PackedExperts, PackedMatrix
-from headrace.kernels.native.choice import Choice
+from headrace.kernels.native.choice import Choice, choose
 from headrace.kernels.native.tiles import Matrix, tile_bf16
 from headrace.kernels.product import pad_columns
 from headrace.memory.table import Table
@@ -21,9 +21,11 @@ from headrace.models.deepseek_v41.config import Config
 from headrace.models.deepseek_v41.plan import LayerPlan, build_plan
 from headrace.models.deepseek_v41.tiled import (
     HeldElsewhere,
+    TiledDraft,
     TiledLayer,
     tile_attention,
     tile_compressor,
+    tile_draft,
     tile_experts,
     tile_ngram,
 )
@@ -121,7 +123,10 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DraftWeights:
-    """Draft module: blocks, tap projection and the sequential head (`markov_head`, `confidence` float32, padded)."""
+    """Draft module: blocks, tap projection and the sequential head (`markov_head`, `confidence` float32, padded).
+
+    What native kernels read is in `tiled`; the PyTorch matrices of those operations are empty then.
+    """
 
     layers: tuple[LayerWeights, ...]
     main_proj: Tensor
@@ -130,13 +135,14 @@ class DraftWeights:
     markov_embed: Tensor
     markov_head: Tensor
     confidence: Tensor
+    tiled: TiledDraft
 
 
 @dataclass(frozen=True)
 class Parameters:
     """A whole model. `vision` holds the image tower's tensors by official name, empty if it was not loaded.
 
-    `tiled_head` is what a native vocabulary head reads; `head` is empty then, unless the draft module needs it.
+    `tiled_head` is what a native vocabulary head reads; `head` is empty then. `choice` says what native kernels do.
     """
 
     embed: Tensor
@@ -146,6 +152,7 @@ class Parameters:
     draft: DraftWeights | None
     vision: dict[str, Tensor]
     tiled_head: Matrix | None = None
+    choice: Choice = field(default_factory=lambda: choose("torch"))
 
 
 class _Source:
@@ -170,9 +177,9 @@ class _Source:
     def bytes(self, name: str) -> Tensor:
         return self.take(name).contiguous().view(torch.uint8)
 
-    def stored(self, name: str, *, keeps: bool = False) -> Tensor:
+    def stored(self, name: str) -> Tensor:
         """Hand out bytes of FP8 and FP4 matrices and their scales, and anything else as it is stored."""
-        tensor = (self._tensors[name] if keeps else self.take(name)).contiguous()
+        tensor = self.take(name).contiguous()
         return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
 
     def nothing(self) -> Tensor:
@@ -210,7 +217,8 @@ def build_parameters(
     Raises:
         InternalError: a loaded tensor was not used.
     """
-    source = _Source(weights, config, device, dtype, choice.native if choice else frozenset())
+    choice = choice or choose("torch")
+    source = _Source(weights, config, device, dtype, choice.native)
     plans = build_plan(config)
     layers = tuple(_layer(source, f"layers.{plan.id}", plan, config) for plan in plans if not plan.is_draft)
     draft = _draft(source, config, plans) if source.has("mtp.0.main_norm.weight") else None
@@ -218,11 +226,12 @@ def build_parameters(
         name: source.dense(name)
         for name in source.names(("vision.", "aligner.", "image_start", "image_end", "image_newline"))
     }
-    tiled_head = tile_bf16(source.stored("head.weight", keeps=draft is not None)) if "head" in source.native else None
+    tiled_head = tile_bf16(source.stored("head.weight")) if "head" in source.native else None
     parameters = Parameters(
         embed=source.dense("embed.weight"),
-        head=source.fp32_matrix("head.weight") if source.has("head.weight") else source.nothing(),
+        head=source.nothing() if tiled_head else source.fp32_matrix("head.weight"),
         tiled_head=tiled_head,
+        choice=choice,
         norm=source.fp32("norm.weight"),
         layers=layers,
         draft=draft,
@@ -234,7 +243,7 @@ def build_parameters(
 
 
 def _layer(source: _Source, prefix: str, plan: LayerPlan, config: Config) -> LayerWeights:
-    tiled = None if plan.is_draft or not source.native else _tiled(source, prefix, plan, config)
+    tiled = _tiled(source, prefix, plan, config) if source.native else None
     has_attention = tiled is not None and tiled.attention is not None
     has_experts = tiled is not None and tiled.experts is not None
     return LayerWeights(
@@ -251,7 +260,7 @@ def _layer(source: _Source, prefix: str, plan: LayerPlan, config: Config) -> Lay
             if has_attention and plan.role in ("full", "reindex")
             else _indexer(source, f"{prefix}.attn.indexer")
         ),
-        moe=_no_moe(source, config) if has_experts else _moe(source, f"{prefix}.ffn", plan, config),
+        moe=_no_moe(source, _num_experts(plan, config)) if has_experts else _moe(source, f"{prefix}.ffn", plan, config),
         ngram=_ngram(source, f"{prefix}.engram", plan),
     )
 
@@ -262,7 +271,7 @@ def _tiled(source: _Source, prefix: str, plan: LayerPlan, config: Config) -> Til
         has_query = source.has(f"{prefix}.attn.indexer.wq_b.weight")
         attention = tile_attention(source.stored, f"{prefix}.attn", config, has_index_query=has_query)
     if "experts" in source.native:
-        experts = tile_experts(source.stored, f"{prefix}.ffn", plan, config.num_experts)
+        experts = tile_experts(source.stored, f"{prefix}.ffn", plan, _num_experts(plan, config))
     has_compressor = "compress" in source.native and plan.role == "full"
     compressor = tile_compressor(source.stored, f"{prefix}.attn", plan) if has_compressor else None
     has_ngram = "ngram" in source.native and plan.has_ngram
@@ -284,10 +293,13 @@ def _attention_norms(source: _Source, prefix: str, _: Config) -> AttentionWeight
     )
 
 
-def _no_moe(source: _Source, config: Config) -> MoeWeights:
+def _no_moe(source: _Source, num_experts: int) -> MoeWeights:
     nothing = source.nothing()
-    held = HeldElsewhere(config.num_experts)
-    return MoeWeights(nothing, nothing, nothing, held, nothing, nothing)
+    return MoeWeights(nothing, nothing, nothing, HeldElsewhere(num_experts), nothing, nothing)
+
+
+def _num_experts(plan: LayerPlan, config: Config) -> int:
+    return config.draft.num_experts if plan.is_draft and config.draft else config.num_experts
 
 
 def _mix(source: _Source, prefix: str) -> MixWeights:
@@ -331,10 +343,9 @@ def _indexer(source: _Source, prefix: str) -> IndexerWeights | None:
 
 
 def _moe(source: _Source, prefix: str, plan: LayerPlan, config: Config) -> MoeWeights:
-    num_experts = config.draft.num_experts if plan.is_draft and config.draft else config.num_experts
     experts = tuple(
         Expert(*(source.fp4(f"{prefix}.experts.{expert}.{part}") for part in ("w1", "w3", "w2")))
-        for expert in range(num_experts)
+        for expert in range(_num_experts(plan, config))
     )
     return MoeWeights(
         gate=source.fp32_matrix(f"{prefix}.gate.weight"),
@@ -361,13 +372,16 @@ def _ngram(source: _Source, prefix: str, plan: LayerPlan) -> NgramWeights | None
 
 def _draft(source: _Source, config: Config, plans: tuple[LayerPlan, ...]) -> DraftWeights:
     drafts = [plan for plan in plans if plan.is_draft]
-    last = f"mtp.{len(drafts) - 1}"
+    last, native = f"mtp.{len(drafts) - 1}", source.native
+    tiled = tile_draft(source.stored, last, native)
+    has_head = "head" in native
     return DraftWeights(
+        tiled=tiled,
         layers=tuple(_layer(source, f"mtp.{stage}", plan, config) for stage, plan in enumerate(drafts)),
-        main_proj=source.fp8("mtp.0.main_proj"),
+        main_proj=source.nothing() if "attention" in native else source.fp8("mtp.0.main_proj"),
         main_norm=source.fp32("mtp.0.main_norm.weight"),
         norm=source.fp32(f"{last}.norm.weight"),
         markov_embed=source.dense(f"{last}.markov_head.embed.weight"),
-        markov_head=source.fp32_matrix(f"{last}.markov_head.head.weight"),
-        confidence=source.fp32_matrix(f"{last}.confidence_head.proj.weight"),
+        markov_head=source.nothing() if has_head else source.fp32_matrix(f"{last}.markov_head.head.weight"),
+        confidence=source.nothing() if has_head else source.fp32_matrix(f"{last}.confidence_head.proj.weight"),
     )

@@ -54,6 +54,19 @@ class TiledLayer:
     ngram: Matrix | None
 
 
+@dataclass(frozen=True)
+class TiledDraft:
+    """What native kernels read of the draft module besides its layers; None where PyTorch does the operation.
+
+    `main_proj` FP8 [D, n D] belongs to attention, `markov_head` [V, rank] and `confidence` [1, D + rank] bfloat16 to
+    the head.
+    """
+
+    main_proj: Matrix | None
+    markov_head: Matrix | None
+    confidence: Matrix | None
+
+
 class HeldElsewhere:
     """Stands for routed experts that are in tiles only."""
 
@@ -112,12 +125,24 @@ def tile_ngram(take: Take, prefix: str) -> Matrix:
     return tile_fp8(take(f"{prefix}.wkv.weight"), take(f"{prefix}.wkv.scale"))
 
 
+def tile_draft(take: Take, last: str, native: frozenset[str]) -> TiledDraft:
+    """Tile the draft module's own matrices; `last` is the prefix of its last layer."""
+    has_head = "head" in native
+    return TiledDraft(
+        main_proj=tile_fp8(take("mtp.0.main_proj.weight"), take("mtp.0.main_proj.scale"))
+        if "attention" in native
+        else None,
+        markov_head=tile_bf16(take(f"{last}.markov_head.head.weight")) if has_head else None,
+        confidence=tile_bf16(take(f"{last}.confidence_head.proj.weight")) if has_head else None,
+    )
+
+
 def tile_experts(take: Take, prefix: str, plan: LayerPlan, count: int) -> ExpertMatrices:
     """Tile one layer's router and experts."""
 
-    def fp4(part: str) -> list[Matrix]:
+    def fp4(part: str) -> tuple[Matrix, ...]:
         names = [f"{prefix}.experts.{expert}.{part}" for expert in range(count)]
-        return [tile_fp4(take(f"{name}.weight"), take(f"{name}.scale")) for name in names]
+        return tuple(tile_fp4(take(f"{name}.weight"), take(f"{name}.scale")) for name in names)
 
     shared = f"{prefix}.shared_experts"
     gate_up = [torch.cat([take(f"{shared}.{name}.{part}") for name in ("w1", "w3")]) for part in ("weight", "scale")]
@@ -145,6 +170,8 @@ def unsupported(config: Config, device: torch.device, dtype: torch.dtype) -> dic
         found["attention"] = "a rank or head width that is no multiple of 32"
     if config.head_dim % 32 or config.index_head_dim % 32 or set(config.compress_ratios) - {0, 1, 2}:
         found["compress"] = "a ratio above 2 or a head width that is no multiple of 32"
+    if config.draft is not None and (config.hidden_size % 32 or config.draft.markov_rank % 32):
+        found["head"] = f"a Markov head of rank {config.draft.markov_rank}; kernels do multiples of 32"
     if config.expert_dim % 32 or config.block != 32:
         found["experts"] = f"experts of width {config.expert_dim}; kernels do multiples of 32"
     return found

@@ -1,7 +1,8 @@
 """Attention with a sink over the window and selected entries; gather of FP4 entries; store of the new window rows.
 
 One call serves all rows of a batch in one layer: it rotates the queries, reads the older window rows from the rings,
-attends, turns the result back and stores the new rows. `gather` decodes entries once for all layers that share them.
+attends, turns the result back and stores the new rows. A draft block sees the window before it and all of itself, and
+is not stored. `gather` decodes entries once for all layers that share them.
 
 Numerics: float32 scores: lane j of 16 takes columns 32 i + 2 j + 1, then 32 i + 2 j, in ascending i by multiply-adds
 that round once, lanes are added as a tree, then the scale. Keys stand in the order window positions, then picks, both
@@ -30,7 +31,7 @@ SEGMENT_FIELDS = (
 """Columns of the table of segments, int64 each; addresses among them."""
 
 _ADDRESSES = ("q", "cos", "sin", "sink", "values", "codes", "scales", "out", "segments")
-_COUNTS = ("num_segments", "heads", "width", "rotated", "window")
+_COUNTS = ("num_segments", "heads", "width", "rotated", "window", "is_block")
 
 
 class Job(ctypes.Structure):
@@ -48,12 +49,22 @@ class GatherJob(ctypes.Structure):
 
 
 class Attention:
-    """Attention of one layer: `sink` [Q] float32."""
+    """Attention of one layer: `sink` [Q] float32; `is_block` for a draft layer."""
 
-    def __init__(self, library: Library, sink: Tensor, *, width: int, rotated: int, window: int, scale: float) -> None:
+    def __init__(
+        self,
+        library: Library,
+        sink: Tensor,
+        *,
+        width: int,
+        rotated: int,
+        window: int,
+        scale: float,
+        is_block: bool = False,
+    ) -> None:
         self._sink = sink
-        heads = sink.shape[0]
-        self._job = Job(sink=sink.data_ptr(), heads=heads, width=width, rotated=rotated, window=window, scale=scale)
+        shape = {"heads": sink.shape[0], "width": width, "rotated": rotated, "window": window}
+        self._job = Job(sink=sink.data_ptr(), scale=scale, is_block=int(is_block), **shape)
         self._address = ctypes.addressof(self._job)
         self._run = library.function("hr_attend", 1)
 
@@ -72,7 +83,7 @@ class Attention:
         Raises:
             InternalError: there is no memory left.
 
-        State: writes the rings that the segments name.
+        State: writes the rings that the segments name, unless the rows are draft blocks.
         """
         job, out = self._job, torch.empty_like(q)
         job.q, job.cos, job.sin, job.out = q.data_ptr(), turn[0].data_ptr(), turn[1].data_ptr(), out.data_ptr()

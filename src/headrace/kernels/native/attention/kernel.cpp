@@ -27,6 +27,7 @@ struct Attention {
   bf16* out;              // [T, Q, H]
   const AttentionSegment* segments;
   int64_t num_segments, heads, width, rotated, window;
+  int64_t is_block;  // rows of a segment see `window` older positions and each other; nothing is stored
   double scale;
 };
 
@@ -128,9 +129,11 @@ static void store_ring(const Attention& job, const AttentionSegment& segment) {
 // keys of row `i` of a segment: window positions, then picks, both ascending
 static int64_t list_keys(const Attention& job, const AttentionSegment& segment, const bf16* window, int64_t held,
                          int64_t i, const bf16** keys) {
-  const int64_t width = job.width, p = segment.first + i, before = p - job.window + 1;
+  const int64_t width = job.width, first = segment.first;
+  const int64_t before = job.is_block ? first - job.window : first + i - job.window + 1;
+  const int64_t last = job.is_block ? first + segment.count - 1 : first + i;
   int64_t count = 0;
-  for (int64_t s = before > segment.floor ? before : segment.floor; s <= p; s++)
+  for (int64_t s = before > segment.floor ? before : segment.floor; s <= last; s++)
     keys[count++] = window + (s - (segment.first - held)) * width;
   for (int64_t slot = 0; slot < segment.slots; slot++) {
     const int64_t pick = segment.picks[i * segment.slots + slot];
@@ -144,7 +147,7 @@ static int64_t list_keys(const Attention& job, const AttentionSegment& segment, 
 static bool attend_units(const Attention& job, const AttentionSegment& segment, const bf16* window, int64_t held,
                          int64_t low, int64_t high) {
   FlushSubnormals flush;
-  const int64_t most = job.window + segment.slots, groups = (job.heads + HEADS - 1) / HEADS;
+  const int64_t most = job.window + segment.slots + (job.is_block ? segment.count : 0), groups = (job.heads + HEADS - 1) / HEADS;
   Carver carve{keys_scratch.get(Carver::room(most * sizeof(bf16*)) + Carver::room(HEADS * (most + 16) * 4))};
   if (!carve.at) return false;
   const bf16** keys = carve.take<const bf16*>(most);
@@ -165,7 +168,7 @@ static bool attend_units(const Attention& job, const AttentionSegment& segment, 
 }
 
 static int64_t attend_segment(const Attention& job, const AttentionSegment& segment) {
-  const int64_t width = job.width, before = job.window - 1;
+  const int64_t width = job.width, before = job.is_block ? job.window : job.window - 1;
   const int64_t low = segment.first - before > segment.floor ? segment.first - before : segment.floor;
   const int64_t held = segment.first > low ? segment.first - low : 0;
   bf16* rows = (bf16*)window_scratch.get((held + segment.count) * width * sizeof(bf16));
@@ -179,7 +182,7 @@ static int64_t attend_segment(const Attention& job, const AttentionSegment& segm
     if (!attend_units(job, segment, rows, held, units * piece / pieces, units * (piece + 1) / pieces)) has_failed = true;
   });
   if (has_failed) return -1;
-  store_ring(job, segment);
+  if (!job.is_block) store_ring(job, segment);
   return 0;
 }
 

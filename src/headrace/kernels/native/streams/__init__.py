@@ -20,7 +20,7 @@ from torch import Tensor
 from headrace.kernels.native.library import Library
 
 STREAMS = 4
-_ADDRESSES = ("x", "pre", "fn", "base", "scale", "norm", "u", "collapsed", "next_pre", "post", "comb")
+_ADDRESSES = ("x", "pre", "fn", "base", "scale", "norm", "u", "next_pre", "post", "comb")
 _COUNTS = ("rows", "width", "iterations")
 
 

@@ -9,7 +9,6 @@ struct StreamsOpen {
   const float* scale;  // [3]
   const float* norm;  // [D]
   bf16* u;            // [T, D]
-  bf16* collapsed;    // [T, D] before the norm, or null
   float* next_pre;    // [T, 4]
   float* post;        // [T, 4]
   float* comb;        // [T, 4, 4]
@@ -62,18 +61,10 @@ static void coefficients(const StreamsOpen& job, int64_t row, const float* c, fl
   store16(job.comb + 16 * row, sinkhorn(logits, job.iterations, (float)job.eps));
 }
 
-static void collapse_row(const StreamsOpen& job, int64_t row) {
+static void open_row(const StreamsOpen& job, int64_t row) {
   const int64_t width = job.width;
-  const bf16* x = job.x + row * 4 * width;
   bf16* u = job.u + row * width;
-  v16 p[4];
-  for (int i = 0; i < 4; i++) p[i] = splat(job.pre[4 * row + i]);
-  for (int64_t d = 0; d < width; d += 16) {
-    v16 y = load_bf16(x + d) * p[0];
-    for (int i = 1; i < 4; i++) y = fma16(load_bf16(x + i * width + d), p[i], y);
-    store_bf16(u + d, y);
-  }
-  if (job.collapsed) memcpy(job.collapsed + row * width, u, width * sizeof(bf16));
+  collapse_row(job.x + row * 4 * width, job.pre + 4 * row, width, u);
   norm_row(u, job.norm, width, (float)job.norm_eps, u);
 }
 
@@ -88,7 +79,7 @@ static void open_rows(const StreamsOpen* job, int64_t low, int64_t high) {
         stream_products<1>(*job, row, c, squares);
       for (int t = 0; t < tokens; t++) coefficients(*job, row + t, c[t], squares[t]);
     }
-    for (int t = 0; t < tokens; t++) collapse_row(*job, row + t);
+    for (int t = 0; t < tokens; t++) open_row(*job, row + t);
     row += tokens;
   }
 }

@@ -15,6 +15,15 @@ static inline void norm_row(const bf16* x, const float* weight, int64_t width, f
   for (int64_t d = 0; d < width; d += 16) store_bf16(out + d, load_bf16(x + d) * factor * load16(weight + d));
 }
 
+// bf16(sum_i pre_i * x_i) of one row's four streams [4, width]
+static inline void collapse_row(const bf16* x, const float* pre, int64_t width, bf16* out) {
+  for (int64_t d = 0; d < width; d += 16) {
+    v16 y = load_bf16(x + d) * splat(pre[0]);
+    for (int i = 1; i < 4; i++) y = fma16(load_bf16(x + i * width + d), splat(pre[i]), y);
+    store_bf16(out + d, y);
+  }
+}
+
 static inline v16 sum_pairs(v16 x) {  // over each four neighbouring lanes
   x = x + __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
   return x + __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
