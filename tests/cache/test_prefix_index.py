@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.cache import snapshot_shelf
 from headrace.cache.chain import Chain
 from headrace.cache.prefix_match import Match, Reason
 from headrace.cache.resume_rule import exact_row, replayed_row
@@ -147,14 +148,53 @@ def test_snapshots_inside_prompts_go_first_and_the_newest_stay() -> None:
     ids = numbered(380)
     chain, blocks = chain_of(ids), world.pool.allocate(3)
     world.pool.seal(blocks)
-    for length, is_interior in ((100, True), (200, False), (300, True), (350, False), (380, False)):
+    other = numbered(100, 3)
+    (block,) = world.pool.allocate(1)
+    assert world.index.insert(chain_of(other), 100, [block], snapshot(100)).has_snapshot
+    for length, is_interior in ((100, True), (200, True), (300, True)):
         assert world.index.insert(chain, length, blocks, snapshot(length), is_interior=is_interior).has_snapshot
-    assert [length for length in (100, 200, 300, 350, 380) if find(world, ids[:length])] == [200, 350, 380]
-    assert not world.index.insert(chain, 290, blocks, snapshot(290), is_interior=True).has_snapshot
+    assert [length for length in (100, 200, 300) if find(world, ids[:length])] == [200, 300]
     find(world, ids[:200])  # used again
-    assert world.index.insert(chain, 290, blocks, snapshot(290)).has_snapshot
-    assert [length for length in (200, 290, 350, 380) if find(world, ids[:length])] == [200, 290, 380]
+    assert world.index.insert(chain, 380, blocks, snapshot(380)).has_snapshot
+    assert [length for length in (200, 300, 380) if find(world, ids[:length])] == [200, 380]
+    (third, fourth) = world.pool.allocate(2)
+    assert world.index.insert(chain_of(numbered(100, 4)), 100, [third], snapshot(100)).has_snapshot
+    refused = world.index.insert(chain_of(numbered(100, 5)), 100, [fourth], snapshot(100), is_interior=True)
+    assert not refused.has_snapshot
+    assert all(find(world, ids) for ids in (other, numbered(100, 4), ids))
     assert (world.index.shelf.count, world.index.shelf.nbytes) == (3, 3 * BYTES)
+
+
+def test_the_older_snapshot_of_a_conversation_goes_before_those_of_others() -> None:
+    world = World(budget=2 * BYTES)
+    ids, other = numbered(380), numbered(100, 3)
+    chain, blocks = chain_of(ids), world.pool.allocate(3)
+    (block,) = world.pool.allocate(1)
+    world.pool.seal(blocks)
+    assert world.index.insert(chain_of(other), 100, [block], snapshot(100)).has_snapshot
+    for length in (200, 350, 380):  # the other one was used longest ago, and stays
+        assert world.index.insert(chain, length, blocks, snapshot(length)).has_snapshot
+    assert [length for length in (200, 350, 380) if find(world, ids[:length])] == [380]
+    assert find(world, other)
+
+
+def test_a_snapshot_that_nobody_used_for_its_time_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, now = World(budget=4 * BYTES), 1000.0
+    monkeypatch.setattr(snapshot_shelf.time, "monotonic", lambda: now)
+    world.index.shelf.ttl_s = 60
+    chains = [chain_of(numbered(100, seed)) for seed in (1, 2)]
+    for chain in chains:
+        (block,) = world.pool.allocate(1)
+        assert world.index.insert(chain, 100, [block], snapshot(100)).has_snapshot
+    now += 50
+    assert find(world, numbered(100, 1))  # used: it stays as long again
+    now += 20
+    assert [find(world, numbered(100, seed)) for seed in (1, 2)] == [True, False]
+    assert (world.index.shelf.count, world.index.shelf.expired) == (1, 1)
+    now += 61
+    match = world.index.match(chain_of(np.concatenate([numbered(100, 1), numbered(20, 7)])))
+    assert (match.is_hit, match.reason) == (False, Reason.NO_WINDOW)
+    assert (world.index.shelf.count, world.index.shelf.nbytes) == (0, 0)
 
 
 def find(world: World, ids: np.ndarray) -> bool:

@@ -35,10 +35,10 @@ class PrefixIndex:
     of every whole one, before it goes.
     """
 
-    def __init__(self, pool: BlockPool, snapshot_budget: int) -> None:
+    def __init__(self, pool: BlockPool, snapshot_budget: int, snapshot_ttl_s: float | None = None) -> None:
         self._pool = pool
         self._window, self._step = pool.shape.window, pool.shape.largest_ratio
-        self._shelf = SnapshotShelf(snapshot_budget)
+        self._shelf = SnapshotShelf(snapshot_budget, snapshot_ttl_s)
         self._keyed: dict[bytes, Node] = {}  # roots and whole blocks
         self._nodes: dict[Node, None] = {}  # those with a block; parents before what follows them
         self._held: Counter[int] = Counter()
@@ -117,6 +117,8 @@ class PrefixIndex:
         if snapshot is not None:
             if snapshot.num_tokens != num_tokens:
                 raise InternalError(f"a snapshot of {snapshot.num_tokens} tokens was offered for {num_tokens}")
+            if not is_interior:
+                self._shelf.supersede([used.snapshots for used in node.path()], num_tokens)
             is_kept = self._shelf.add(node.snapshots, snapshot, self._clock, is_interior=is_interior)
         return Inserted(tuple(self._block(one) for one in whole[1:]), is_kept)
 
@@ -191,6 +193,7 @@ class PrefixIndex:
 
     def _find(self, chain: Chain, *, can_replay: bool, can_rebuild: bool) -> Match:
         self._clock += 1
+        self._shelf.expire()
         path = self._walk(chain)
         if not path:
             return Match(reason=Reason.NOTHING_CACHED)
@@ -217,7 +220,7 @@ class PrefixIndex:
         used = path if near is None else [*path, near]
         has_start = start is not None and not is_approximate and not is_rebuilt
         if start is not None and has_start:
-            start.shelved.last_used = self._clock
+            self._shelf.use(start.shelved, self._clock)
             used = used + start.node.path()
         for node in used:
             self._touch(node)

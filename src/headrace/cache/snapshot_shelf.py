@@ -1,5 +1,7 @@
-"""The snapshots that are kept, within a budget of bytes."""
+"""The snapshots that are kept, within a budget of bytes and for a limited time."""
 
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headrace.cache.snapshot import Snapshot
@@ -7,11 +9,19 @@ from headrace.cache.snapshot import Snapshot
 
 @dataclass(eq=False)
 class Shelved:
-    """A kept snapshot: whether it lies inside a prompt, when it was last used, and how many matches hold it."""
+    """A kept snapshot.
+
+    Attributes:
+        snapshot: its rows.
+        is_interior: whether it lies inside a prompt, or another one of the same conversation was taken after it.
+        last_used: by the index's own count of insertions and matches; `used_s` is the same on the clock.
+        pins: matches that hold it.
+    """
 
     snapshot: Snapshot
     is_interior: bool
     last_used: int
+    used_s: float
     pins: int = 0
     is_dropped: bool = False
 
@@ -24,13 +34,15 @@ class SnapshotShelf:
     """Keeps snapshots in at most `budget` bytes.
 
     To make room, those inside prompts go first, the least recently used before others; then those at an end. A new one
-    from inside a prompt drives out only its like. One that a match holds stays.
+    from inside a prompt drives out only its like. One that a match holds stays. What nobody used for `ttl_s` seconds
+    is let go by `expire`; None keeps it.
     """
 
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
+    def __init__(self, budget: int, ttl_s: float | None = None) -> None:
+        self.budget, self.ttl_s = budget, ttl_s
         self.nbytes = 0
-        self._homes: dict[Shelved, Home] = {}
+        self.expired = 0
+        self._homes: dict[Shelved, Home] = {}  # the least recently used first
 
     @property
     def count(self) -> int:
@@ -41,7 +53,7 @@ class SnapshotShelf:
         """Keep a snapshot at `home` if there can be room for it; say whether it, or its equal, is kept."""
         old = home.get(snapshot.num_tokens)
         if old is not None:
-            old.last_used = now
+            self.use(old, now)
             old.is_interior &= is_interior
             if old.snapshot.lowest <= snapshot.lowest:
                 return True
@@ -59,11 +71,34 @@ class SnapshotShelf:
                 break
             missing -= one.snapshot.nbytes
             self.drop(one)
-        shelved = Shelved(snapshot, is_interior, now)
+        shelved = Shelved(snapshot, is_interior, now, time.monotonic())
         home[snapshot.num_tokens] = shelved
         self._homes[shelved] = home
         self.nbytes += snapshot.nbytes
         return True
+
+    def use(self, shelved: Shelved, now: int) -> None:
+        """Note that a snapshot was used."""
+        shelved.last_used, shelved.used_s = now, time.monotonic()
+        self._homes[shelved] = self._homes.pop(shelved)
+
+    def supersede(self, homes: Iterable[Home], num_tokens: int) -> None:
+        """Let earlier snapshots of a conversation go before others: there is one of `num_tokens` tokens now."""
+        for home in homes:
+            for shelved in home.values():
+                shelved.is_interior |= shelved.snapshot.num_tokens < num_tokens
+
+    def expire(self) -> None:
+        """Let go of what was not used for too long."""
+        if self.ttl_s is None:
+            return
+        oldest = time.monotonic() - self.ttl_s
+        while self._homes:
+            shelved = next(iter(self._homes))
+            if shelved.used_s > oldest:
+                return
+            self.expired += 1
+            self.drop(shelved)
 
     def move(self, source: Home, target: Home) -> None:
         """Let another place have the snapshots of `source`, but for those it has already."""

@@ -1,5 +1,6 @@
 """Which requests share what, which never do, and what they are told about it."""
 
+import time
 from typing import Any
 
 import pytest
@@ -50,18 +51,38 @@ def test_every_miss_has_its_reason() -> None:
 
 def test_a_window_state_that_lies_far_back_is_told() -> None:
     engine = core(snapshot_every=100)
+    shape = engine.model.state_shape
     ask(engine, "first", FIRST)
+    ids = other(FIRST, 20)
+    result = ask(engine, "first part", ids)
+    assert said(result) == alone(tuple(ids))
+    assert (result.cache_reason, result.usage.cached_tokens) == ("no window state", 0)
     ids = other(FIRST, 90)
     result = ask(engine, "second", ids)
     assert said(result) == alone(tuple(ids))
-    assert result.cache_reason == "no window state"
-    assert result.usage.cached_tokens == 0
+    row = 90 - shape.decoder_start * (shape.window - 1)
+    assert result.cache_reason == f"windows rebuilt from token {row - row % 2}"
+    assert result.usage.cached_tokens == 90
     ids = other(FIRST, 280)
     result = ask(engine, "third", ids)
     assert said(result) == alone(tuple(ids))
     assert result.usage.cached_tokens == 280
     assert result.cache_reason == "window state only at token 256"
     assert result.work.reencoded_rows >= 280 - 256
+
+
+def test_a_window_state_that_nobody_used_for_its_time_is_let_go_and_rebuilt_exactly() -> None:
+    ids = [*FIRST, *prompt(20, seed=4)]
+    reasons = {}
+    for ttl_s in (0.05, 600.0):
+        engine = core(snapshot_ttl_s=ttl_s)
+        ask(engine, "first", FIRST)
+        time.sleep(0.1)
+        result = ask(engine, "second", ids)
+        assert said(result) == alone(tuple(ids))
+        assert result.usage.cached_tokens == 300
+        reasons[ttl_s] = (result.cache_reason or "").partition(" token")[0]
+    assert reasons == {0.05: "windows rebuilt from", 600.0: "diverges at"}
 
 
 # ------------------------------------------------------------------------------------------------------------ salts

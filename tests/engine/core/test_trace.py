@@ -89,11 +89,15 @@ def test_bytes_are_rows_times_the_bytes_of_a_row_in_the_buffers(shape: str) -> N
     entry, key, row = entry_bytes(engine)
     plan = [layer for layer in build_plan(engine.model.config) if not layer.is_draft]
     floors: dict[str, int] = {}
+    begins: dict[str, int] = {}
     for step in steps(engine):
+        if (step.cache_reason or "").startswith("windows rebuilt"):
+            begins[step.request_id.partition("/")[0]] = step.start
+        begin = begins.get(step.request_id.partition("/")[0], 0)
         floor = floors.setdefault(step.request_id.partition("/")[0], 0)
         if step.replayed_rows:
             floor = floors[step.request_id.partition("/")[0]] = step.stop - step.replayed_rows
-        seen = _seen(engine, plan, step, floor)
+        seen = _seen(engine, plan, step, begin, floor)
         assert step.counts.window_bytes == seen["window"] * row
         assert step.counts.window_bytes_written == seen["rows"] * row
         assert step.counts.global_bytes == seen["entries"] * entry
@@ -102,15 +106,17 @@ def test_bytes_are_rows_times_the_bytes_of_a_row_in_the_buffers(shape: str) -> N
         assert step.counts.ngram_bytes == (step.stop - step.start) * engine.model.ngram_bytes_per_token
 
 
-def _seen(engine: EngineCore, plan: list[LayerPlan], step: RequestStep, floor: int) -> dict[str, int]:
-    """Count, position by position, what a step's rows look at."""
+def _seen(engine: EngineCore, plan: list[LayerPlan], step: RequestStep, begin: int, floor: int) -> dict[str, int]:
+    """Count, position by position, what a step's rows look at; encoder windows begin at `begin`, others at `floor`."""
     config, seen = engine.model.config, {"window": 0, "rows": 0, "entries": 0, "visible": 0}
     for layer in plan:
         is_decoder = layer.half == "decoder"
         first = step.stop - step.decoder_rows if is_decoder else step.start
         for position in range(first, step.stop):
             seen["rows"] += 1
-            seen["window"] += sum(position - config.window < one for one in range(floor * is_decoder, position + 1))
+            seen["window"] += sum(
+                position - config.window < one for one in range(floor if is_decoder else begin, position + 1)
+            )
             if layer.ratio:
                 visible = sum((one + 1) % layer.ratio == 0 for one in range(position + 1))
                 seen["entries"] += min(visible, config.index_topk)

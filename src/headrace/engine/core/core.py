@@ -73,6 +73,7 @@ class EngineCore:
             model.addressing,
             every=options.snapshot_every,
             is_on=options.has_prefix_cache,
+            ttl_s=options.snapshot_ttl_s,
         )
         self.cache.open_tiers(options)
         rules = scheduler_config(options, plan, config, self.max_context)

@@ -18,6 +18,7 @@ _CHUNKS = (256, 1024)  # small chunks leave more states to go on from; large one
 _CHOICES: dict[str, tuple[str | None, ...]] = {
     "mode": ("replay", "full"),
     "resume": ("exact", "replay"),
+    "window_policy": get_args(PolicyName),
     "drafting": ("auto", "always", "off"),
     "drafter": (None, "model", "lookup"),
     "ngram_source": (None, *SOURCE_NAMES),
@@ -44,6 +45,7 @@ class EngineOptions:
         snapshot_bytes: window states kept for reuse; None is a tenth of the blocks' bytes, at least 64 states where no
             `max_memory` is given.
         snapshot_every: tokens between the states kept inside a long prompt, at least 1.
+        snapshot_ttl_s: seconds after which a state that nobody used is let go, above 0; None keeps it.
         host_bytes: memory for preempted requests; None is one slot and its longest sequence.
         max_waiting: requests that may wait; one more is refused.
         headroom_blocks: blocks per running request that a start must leave; fewer start more and preempt more.
@@ -83,6 +85,7 @@ class EngineOptions:
     max_memory: int | None = None
     snapshot_bytes: int | None = None
     snapshot_every: int = 256
+    snapshot_ttl_s: float | None = 600.0
     host_bytes: int | None = None
     max_waiting: int = 1024
     headroom_blocks: int = 1
@@ -119,9 +122,6 @@ class EngineOptions:
         for name in ("max_rows", "max_context", "cache_tokens", "max_memory", "ngram_workers"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1)
-        if self.window_policy not in get_args(PolicyName):
-            wanted = ", ".join(map(repr, get_args(PolicyName)))
-            raise UserError(f"window_policy is {self.window_policy!r}; accepted are {wanted}", param="window_policy")
         _whole("checkpoint_every", self.checkpoint_every, 128)
         _whole("cache_disk_bytes", self.cache_disk_bytes, 16 << 20)
         for name in ("host_cache_bytes", "min_free_disk"):
@@ -129,6 +129,7 @@ class EngineOptions:
         for name in ("snapshot_bytes", "host_bytes", "trace_steps", "headroom_blocks", "ngram_cache_bytes"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 0)
+        _seconds("snapshot_ttl_s", self.snapshot_ttl_s)
         if self.chunk is not None and self.chunk < 1:
             raise UserError(f"a chunk of {self.chunk} tokens is not possible; accepted is 1 or more", param="chunk")
         if self.threads is not None:
@@ -139,6 +140,13 @@ class EngineOptions:
 def chunk_of(options: EngineOptions, hidden_size: int) -> int:
     """Return the prefill rows of one request in a step."""
     return options.chunk or _CHUNKS[hidden_size >= _SMALL_HIDDEN_SIZE]
+
+
+def _seconds(name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise UserError(f"{name} is {value!r}; accepted are a number of seconds above 0 and None", param=name)
 
 
 def _whole(name: str, value: object, low: int) -> None:

@@ -37,8 +37,9 @@ class PrefixCache:
         *,
         every: int,
         is_on: bool,
+        ttl_s: float | None = None,
     ) -> None:
-        self.index = PrefixIndex(blocks, snapshot_budget)
+        self.index = PrefixIndex(blocks, snapshot_budget, ttl_s)
         self._blocks = blocks
         self._namespace = dict(namespace)
         self._addressing = addressing
@@ -115,8 +116,7 @@ class PrefixCache:
         exact = sequence.chain
         salt, prompt_ids = sequence.answer.params.cache_salt, sequence.submission.prompt_ids
         other = self.chain(prompt_ids, salt, sequence.images, is_approximate=True)
-        has_tiers = self.tiers is not None
-        found = self.index.match(exact, can_replay=sequence.can_replay, can_rebuild=has_tiers, approximate=other)
+        found = self.index.match(exact, can_replay=sequence.can_replay, can_rebuild=True, approximate=other)
         if self.tiers is not None and self._is_loading(sequence, found, other):
             self.index.release(found)
             return None
