@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -203,7 +202,7 @@ def test_an_x_ray_shows_the_guesses_of_its_step_and_their_chances() -> None:
         assert event.token_id in step.draft_ids
         assert step.drafts_made >= len(step.draft_ids) == len(step.draft_chances) > 0
         (found,) = [one for requests in traced.values() for one in requests if one.start == step.start]
-        assert replace(found, drafts_accepted=0) == step
+        assert found == step
     assert {event.xray.draft_gain for event in events} == {None}  # nobody measures without a guard
 
 

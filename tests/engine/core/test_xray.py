@@ -87,3 +87,8 @@ def test_tokens_of_one_verify_step_say_what_their_own_rows_read() -> None:
     assert any(event.is_draft for event in tokens)
     assert len({event.xray.step for event in tokens}) < len(tokens)
     assert [event.xray.reads for event in tokens] == [event.xray.reads for event in plain]
+    for number in {event.xray.step for event in tokens}:
+        step = [event for event in tokens if event.xray.step == number]
+        kept = sum(event.is_draft for event in step)
+        assert {event.xray.request.drafts_accepted for event in step} == {kept}
+        assert kept <= step[0].xray.request.drafts_proposed

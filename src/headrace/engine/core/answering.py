@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -33,6 +34,11 @@ class Answering:
         A row's logits stand for the text before it, so the logits behind a guess count only if the guess is what was
         sampled: the answer is the one without guesses, whoever made them.
         """
+        events = self._sample(found)
+        accepted = {(one.sequence.submission.request_id, one.sequence.choice): one.accepted for one in found}
+        return [_with_accepted(event, accepted) for event in events]
+
+    def _sample(self, found: list[Candidate]) -> list[Event]:
         events: list[Event] = []
         live = [one for one in found if len(one.logits_RV) and not one.sequence.is_over]
         for one in live:
@@ -116,6 +122,14 @@ class Answering:
 def _is_exact(one: Candidate) -> bool:
     """Whether an exact rule judges, under which the guesses decide which answer of several comes."""
     return bool(one.guesses) and rule_for(one.sequence.answer.params) is not Rule.KEYED
+
+
+def _with_accepted(event: Event, accepted: Mapping[tuple[str, int], int]) -> Event:
+    """Return an event whose X-ray says how many guesses stayed, which is known only when all rows were judged."""
+    if not isinstance(event, TokenEvent) or event.xray is None:
+        return event
+    stayed = accepted.get((event.request_id, event.choice), 0)
+    return replace(event, xray=replace(event.xray, request=replace(event.xray.request, drafts_accepted=stayed)))
 
 
 def _event(

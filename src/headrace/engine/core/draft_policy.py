@@ -1,6 +1,6 @@
 """Whether a step drafts, and how many guesses of each sequence it verifies: costs, confidences and what happened."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from headrace.engine.drafting.cost_table import CostTable
@@ -11,12 +11,14 @@ from headrace.engine.drafting.temperatures import Scale
 from headrace.engine.drafting.verify_length import is_drafting_worth, synchronous_lengths
 from headrace.engine.drafting.watch import CalibrationWatch
 
+_UNKNOWN_PRICE = 2.0  # plain steps, of a step that drafts on a machine that nothing is known of
+
 
 class DraftPolicy:
     """Owns the guard, what was kept of earlier guesses, and how honest their chances were.
 
-    The cost table says whether a size of batch begins with drafting, and how many guesses are verified; without one
-    it does, and all are. `is_guarded` False never pauses drafting.
+    The cost table says what a step that drafts takes until some were measured, and how many guesses are verified;
+    without one all are. `is_guarded` False always drafts.
     """
 
     def __init__(
@@ -31,12 +33,19 @@ class DraftPolicy:
         self._scale = scale or Scale.neutral(max_guesses)
         self._history = KeptSoFar(max_guesses)
         self._max_guesses = max_guesses
-        self._guard = Guard(is_promising=self.is_promising) if is_guarded else None
+        self._guard = Guard(self.price) if is_guarded else None
         self._watch = CalibrationWatch()
 
-    def wants(self, batch: int) -> bool:
-        """Return whether a step with so many sequences in decode drafts."""
-        return batch > 0 and (self._guard is None or self._guard.drafts(batch))
+    def wants(self, rooms: Mapping[str, int]) -> bool:
+        """Return whether the next step of these requests, which may still write so many tokens each, drafts."""
+        return bool(rooms) and (self._guard is None or self._guard.drafts(rooms))
+
+    def price(self, batch: int) -> float:
+        """Return how many plain steps a step takes, by the cost table, that verifies all guesses."""
+        if self._table is None:
+            return _UNKNOWN_PRICE
+        seconds = self._table.step_seconds(batch)(batch * (1 + self._max_guesses))
+        return seconds / max(self._table.plain_seconds(batch), 1e-9)
 
     def is_promising(self, batch: int) -> bool:
         """Return whether drafting should pay by the cost table and what was kept so far; True without a table."""
@@ -62,10 +71,15 @@ class DraftPolicy:
             self._history.add(len(proposal), kept)
             self._watch.add(proposal.chances or (), kept)
 
-    def note_step(self, batch: int, *, is_drafted: bool, tokens: int, seconds: float) -> None:
-        """Take what a step without prompts brought."""
-        if self._guard is not None and batch:
-            self._guard.add(batch, is_drafted=is_drafted, tokens=tokens, seconds=seconds)
+    def note_step(self, tokens: Mapping[str, int], *, is_drafted: bool, seconds: float | None) -> None:
+        """Take what a step brought each request; `seconds` is None where it also read prompts."""
+        if self._guard is not None:
+            self._guard.add(tokens, is_drafted=is_drafted, seconds=seconds)
+
+    def forget(self, name: str) -> None:
+        """Let go of a request."""
+        if self._guard is not None:
+            self._guard.forget(name)
 
     def report(self) -> dict[int, GuardReport]:
         """Return tokens per second with and without drafts by size of batch, as far as measured."""

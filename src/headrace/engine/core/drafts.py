@@ -53,6 +53,7 @@ class Drafting:
         self.gain: float | None = None  # of drafting at this step's size of batch, as far as measured
         self._window = window
         self._tracks: dict[str, Track] = {}
+        self._decoding: set[str] = set()  # in the step that is being made
 
     @property
     def wants_taps(self) -> bool:
@@ -65,7 +66,9 @@ class Drafting:
         A sequence that still has guesses nobody verified, because it had no row or was away, keeps them.
         """
         ready = [sequence for sequence in sequences if _can_draft(sequence)]
-        self.is_drafting, self.gain = self.policy.wants(len(ready)), self.policy.gain(len(ready))
+        self.is_drafting = self.policy.wants({sequence.request_id: _room(sequence) for sequence in ready})
+        self.gain = self.policy.gain(len(ready))
+        self._decoding = {sequence.request_id for sequence in ready}
         if not self.is_drafting:
             return {}
         open_ones = [sequence for sequence in ready if self._proposal_of(sequence) is None]
@@ -93,13 +96,13 @@ class Drafting:
             self._tracks.setdefault(sequence.request_id, Track()).add(first, taps, self._window)
 
     def note_step(self, found: Sequences[Candidate], *, has_prefill: bool, seconds: float) -> None:
-        """Take what a step brought: how many guesses stayed, and how fast it was if it read no prompt."""
+        """Take what a step brought: how many guesses stayed, tokens, and how fast it was if it read no prompt."""
         decoded = [one for one in found if one.taken]
         for one in decoded:
             self.policy.note_round(one.proposal, one.accepted)
-        if not has_prefill:
-            tokens = sum(one.taken for one in decoded)
-            self.policy.note_step(len(decoded), is_drafted=self.is_drafting, tokens=tokens, seconds=seconds)
+        names = self._decoding
+        going = {one.sequence.request_id: one.taken for one in decoded if one.sequence.request_id in names}
+        self.policy.note_step(going, is_drafted=self.is_drafting, seconds=None if has_prefill else seconds)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let another answer begin with what is kept of the first."""
@@ -111,6 +114,7 @@ class Drafting:
         """Let go of a sequence."""
         self._tracks.pop(request_id, None)
         self.drafter.forget([request_id])
+        self.policy.forget(request_id)
 
     def _proposal_of(self, sequence: Sequence) -> Proposal | None:
         track = self._tracks.get(sequence.request_id)
@@ -142,6 +146,11 @@ class Drafting:
 def _can_draft(sequence: Sequence) -> bool:
     state = sequence.state
     return state is not None and bool(sequence.answer.token_ids) and state.length == sequence.num_committed
+
+
+def _room(sequence: Sequence) -> int:
+    """Return how many tokens an answer may still become longer by."""
+    return max(0, sequence.answer.params.max_tokens - len(sequence.answer.token_ids))
 
 
 def _tokens(sequence: Sequence, first: int) -> np.ndarray:

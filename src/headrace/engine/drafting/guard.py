@@ -1,42 +1,57 @@
-"""The guard: measures tokens per second with and without drafting, and drafts only while that is faster.
+"""The guard: drafts only where that pays, and never lets it lose a request more than a small share of its time.
 
-Costs and confidences are predictions; the guard knows what happened. It keeps one account for every size of batch
-(1, 2, 4, 8, ...: a size belongs to the largest that is not above it). In each, one of two ways to step is in use; every
-`interval_s` the other one is probed for a few steps, and the faster one is used from then on. Where the one in use
-falls behind what the other last showed, they change places at once. Intervals double while probes change nothing, so
-probing the slower way costs less and less.
+Costs and confidences are predictions; the guard goes by what happened. It keeps a ledger for every request (what
+drafting gained or lost it, `ledger.py`) and for every size of batch what steps took (1, 2, 4, 8, ...: a size belongs to
+the largest that is not above it). A step drafts only if both hold:
+
+* The requests can afford that nothing is kept: what they lose by it, with what they lost before, is at most `share` of
+  their time so far. So no answer can fall below that, whatever its text. Where the first rounds of other requests
+  lately paid, one lost round may come before its share of time, if the answer may become long enough to bear it.
+* It promises to pay: by the newest rounds of these requests, or because the newest one did. Otherwise, and for a
+  request that is not known yet, a single round is tried once its worst case is `share` of the time that went by without
+  drafting; tries that fail double that time, up to eight times.
 """
 
-import statistics
-import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.engine.drafting.ledger import Ledger, StepTimes
+
+
+class Price(Protocol):
+    """What a drafted step takes, in plain steps of as many requests, before any was measured."""
+
+    def __call__(self, batch: int) -> float:
+        """Return it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GuardSettings:
-    """How the guard measures.
+    """How much may be lost.
 
     Attributes:
-        window_steps: newest steps of the way in use that count.
-        probe_steps: steps of a probe, and the fewest that are compared.
-        interval_s: between the end of a probe and the next, at first.
-        max_interval_s: what doubling ends at.
-        margin: how much faster, as a share, drafting must be to be used: what is measured is not exact, and at equal
-            speed the plain step does less.
+        share: of a request's time, at most, that drafting may have lost it where it is alone in its steps.
+        crowd_share: the same where it is not: a round costs more plain steps there, and brings each request no more.
+        margin: how much more a round must bring than it takes, as a share, to begin again after a pause: measured
+            times are not exact, and at equal speed there shall be no to and fro.
+        max_doublings: of the time between tries that fail.
+        refresh_steps: drafted steps after which a plain one shows anew what it takes.
     """
 
-    window_steps: int = 32
-    probe_steps: int = 4
-    interval_s: float = 2.0
-    max_interval_s: float = 60.0
-    margin: float = 0.03
+    share: float = 0.02
+    crowd_share: float = 0.01
+    margin: float = 0.06
+    max_doublings: int = 3
+    refresh_steps: int = 64
 
 
 @dataclass(frozen=True)
 class GuardReport:
-    """Of one size of batch: tokens per second each way (None before it was measured), which is in use, and probes."""
+    """Of one size of batch: tokens per second each way (None before it was measured), which is in use, and probes.
+
+    `probes` are single tries, `pauses` the times that drafting was given up.
+    """
 
     with_drafts: float | None
     without: float | None
@@ -47,68 +62,88 @@ class GuardReport:
 
 @dataclass
 class _Account:
-    """Steps of one size of batch."""
+    """One size of batch.
 
-    interval_s: float
-    is_drafting: bool = True
-    samples: dict[bool, deque[tuple[int, float]]] = field(default_factory=dict)
-    next_probe: float | None = None
-    probe_left: int = 0
+    `idle` is time since the last drafted step, `failures` how many tries in a row brought less than they took,
+    `opening` what a request's first round lately gained, and `typical` the tokens of a round of one request.
+    """
+
+    times: StepTimes
+    idle: float = 0.0
+    failures: int = 0
+    opening: float = -0.5
+    typical: float = 2.0
+    since_plain: int = 0
+    is_paused: bool = True
+    is_try: bool = False
     probes: int = 0
     pauses: int = 0
 
 
+@dataclass(slots=True)
+class _Batch:
+    """What the ledgers of a step's requests say together: means over them."""
+
+    surplus: float
+    spent: float
+    expected: float
+    newest: float | None
+    room: float
+
+
 class Guard:
-    """Decides whether steps draft. Owns what was measured; `clock` is the only thing it reads from outside.
+    """Decides whether steps draft. Owns the ledgers; reads no clock, and nothing from outside but `price`."""
 
-    `is_promising` says by batch, once for each account, which way to begin with; the other way is probed all the same.
-    """
-
-    def __init__(
-        self,
-        settings: GuardSettings | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        is_promising: Callable[[int], bool] = lambda _: True,
-    ) -> None:
+    def __init__(self, price: Price, settings: GuardSettings | None = None) -> None:
         self._settings = settings or GuardSettings()
-        self._clock, self._is_promising = clock, is_promising
+        self._price = price
         self._accounts: dict[int, _Account] = {}
+        self._ledgers: dict[str, Ledger] = {}
 
-    def drafts(self, batch: int) -> bool:
-        """Return whether the next step of `batch` requests drafts."""
-        account = self._account(batch)
-        if account.probe_left:
-            return not account.is_drafting
-        is_due = account.next_probe is not None and self._clock() >= account.next_probe
-        if is_due:
-            account.probe_left = self._settings.probe_steps
-            account.samples[not account.is_drafting].clear()
-            account.probes += 1
-        return account.is_drafting != is_due
-
-    def add(self, batch: int, *, is_drafted: bool, tokens: int, seconds: float) -> None:
-        """Take what a step brought. Leave out steps that did something else too, such as reading prompts.
+    def drafts(self, rooms: Mapping[str, int]) -> bool:
+        """Return whether the next step of these requests drafts.
 
         Args:
-            batch: requests in it.
-            is_drafted: as `drafts` said.
-            tokens: that it emitted, over all requests.
-            seconds: of the whole step, guessing included.
+            rooms: tokens that each may still write.
         """
-        account, settings = self._account(batch), self._settings
-        account.samples[is_drafted].append((tokens, seconds))
-        is_probe = account.probe_left > 0 and is_drafted != account.is_drafting
-        if is_probe:
-            account.probe_left -= 1
-        if account.next_probe is None and len(account.samples[account.is_drafting]) >= settings.probe_steps:
-            account.next_probe = self._clock()  # nothing is known of the other way yet
-        if account.probe_left:
+        account = self._account(len(rooms))
+        if account.since_plain >= self._settings.refresh_steps:
+            return False
+        share = self._settings.share if len(rooms) == 1 else self._settings.crowd_share
+        is_drafting, account.is_try = self._decide(account, self._together(rooms, account), share)
+        is_paused = account.is_try or not is_drafting
+        account.pauses += is_paused and not account.is_paused
+        account.is_paused = is_paused
+        account.probes += account.is_try
+        return is_drafting
+
+    def add(self, tokens: Mapping[str, int], *, is_drafted: bool, seconds: float | None) -> None:
+        """Take what a step brought.
+
+        Args:
+            tokens: that each request got.
+            is_drafted: as `drafts` said.
+            seconds: of the whole step, guessing included; None where it did something else too, such as reading
+                prompts.
+        """
+        if not tokens:
             return
-        has_switched = self._compare(account)
-        if is_probe or has_switched:
-            grown = min(account.interval_s * 2, settings.max_interval_s)
-            account.interval_s = settings.interval_s if has_switched else grown
-            account.next_probe = self._clock() + account.interval_s
+        account, total = self._account(len(tokens)), sum(tokens.values())
+        if seconds is not None:
+            took = account.times.add(seconds, total, is_drafted=is_drafted)
+        else:
+            took = account.times.price if is_drafted else 1.0
+        if is_drafted:
+            self._note_round(account, tokens, took)
+        elif seconds is not None:
+            account.since_plain = 0
+        account.idle = 0.0 if is_drafted else account.idle + 1
+        for name, count in tokens.items():
+            self._ledger(name).add(count, took, is_drafted=is_drafted)
+
+    def forget(self, name: str) -> None:
+        """Let go of a request."""
+        self._ledgers.pop(name, None)
 
     def report(self) -> dict[int, GuardReport]:
         """Return what is known, by the smallest batch of each account."""
@@ -119,27 +154,59 @@ class Guard:
         account = self._accounts.get(_size(batch))
         return None if account is None else _report(account)
 
+    def _decide(self, account: _Account, batch: _Batch, share: float) -> tuple[bool, bool]:
+        """Return whether to draft, and whether that is only a try."""
+        price = account.times.price
+        worst = max(0.0, price - 1)
+        if not account.times.plain:
+            return False, False
+        is_trusted = account.opening > 0 and worst <= share * (batch.spent + batch.room)
+        allowed = max(share * batch.spent, worst if is_trusted else 0.0)
+        if worst > batch.surplus + allowed:
+            return False, False
+        if is_trusted and batch.newest is None:
+            return True, False
+        wanted = price * (1 + self._settings.margin * account.is_paused)
+        if batch.newest is not None and max(batch.expected, batch.newest) >= wanted:
+            return True, False
+        is_due = account.idle * share >= worst * 2**account.failures
+        return is_due, is_due
+
+    def _note_round(self, account: _Account, tokens: Mapping[str, int], took: float) -> None:
+        gained = sum(tokens.values()) / len(tokens) - took
+        if gained > 0:
+            account.failures = 0
+        elif account.is_try:
+            account.failures = min(account.failures + 1, self._settings.max_doublings)
+        account.is_try = False
+        account.since_plain += 1
+        for name, count in tokens.items():
+            account.typical += 0.05 * (count - account.typical)
+            if self._ledger(name).newest is None:
+                account.opening += 0.3 / len(tokens) * (count - took - account.opening)
+
+    def _together(self, rooms: Mapping[str, int], account: _Account) -> _Batch:
+        ledgers, count = [self._ledger(name) for name in rooms], len(rooms)
+        known = [one.newest for one in ledgers if one.newest is not None]
+        return _Batch(
+            surplus=sum(one.surplus for one in ledgers) / count,
+            spent=sum(one.spent for one in ledgers) / count,
+            expected=sum(one.expected(account.typical) for one in ledgers) / count,
+            newest=sum(known) / len(known) if known else None,
+            room=sum(rooms.values()) / count,
+        )
+
+    def _ledger(self, name: str) -> Ledger:
+        found = self._ledgers.get(name)
+        if found is None:
+            found = self._ledgers[name] = Ledger()
+        return found
+
     def _account(self, batch: int) -> _Account:
         size = _size(batch)
         if size not in self._accounts:
-            account = self._accounts[size] = _Account(self._settings.interval_s, self._is_promising(size))
-            for way in (True, False):
-                account.samples[way] = deque(maxlen=self._settings.window_steps)
+            self._accounts[size] = _Account(StepTimes(self._price(size)))
         return self._accounts[size]
-
-    def _compare(self, account: _Account) -> bool:
-        """Use the faster way from now on; return whether that is another one."""
-        if min(map(len, account.samples.values())) < self._settings.probe_steps:
-            return False
-        drafted, plain = rate(account.samples[True]), rate(account.samples[False])
-        if drafted is None or plain is None:
-            return False
-        is_better = drafted > plain * (1 + self._settings.margin)
-        if is_better == account.is_drafting:
-            return False
-        account.is_drafting = is_better
-        account.pauses += not is_better
-        return True
 
 
 def _size(batch: int) -> int:
@@ -147,22 +214,11 @@ def _size(batch: int) -> int:
 
 
 def _report(account: _Account) -> GuardReport:
+    times = account.times
     return GuardReport(
-        rate(account.samples[True]),
-        rate(account.samples[False]),
-        not account.is_drafting,
+        times.rate(is_drafted=True),
+        times.rate(is_drafted=False),
+        account.is_paused,
         account.probes,
         account.pauses,
     )
-
-
-def rate(samples: "deque[tuple[int, float]]") -> float | None:
-    """Return tokens per second over steps; None without any.
-
-    A step that took more than three times the median counts as three times: the machine was busy with something else.
-    """
-    if not samples:
-        return None
-    limit = 3 * statistics.median(seconds for _, seconds in samples)
-    total = sum(min(seconds, limit) for _, seconds in samples)
-    return sum(tokens for tokens, _ in samples) / total if total > 0 else None
