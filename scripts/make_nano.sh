@@ -20,8 +20,10 @@ venv/bin/headrace train nano --out backbone "${resume[@]}"
 resume=()
 [ ! -d drafts ] || resume=(--resume)
 venv/bin/headrace train nano-draft --backbone backbone --out drafts "${resume[@]}"
-[ -f held_out.jsonl ] || venv/bin/python "$root/scripts/nano_held_out.py" held_out.jsonl
+[ -f calibration.jsonl ] || venv/bin/python "$root/scripts/nano_held_out.py" held_out.jsonl calibration.jsonl
 last=$(find drafts -maxdepth 1 -name 'step-*' | sort | tail -n 1)
 mkdir -p nano
-cp "$last"/{config.json,model.safetensors,tokenizer.json,calibration.safetensors} held_out.jsonl nano/
+cp "$last"/{config.json,model.safetensors,tokenizer.json} held_out.jsonl nano/
+venv/bin/headrace calibrate nano --text calibration.jsonl --collect nano/calibration.safetensors \
+    --out nano/draft_temperatures.json
 echo "headrace-nano is in $PWD/nano; judge it with: headrace evaluate nano $PWD/nano --text $PWD/nano/held_out.jsonl"

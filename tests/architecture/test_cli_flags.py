@@ -38,7 +38,7 @@ OWN: dict[str, set[str]] = {
     },
     "train": {"--steps", "--show", "--backbone"},
     "evaluate": {"--text", "--rows", "--threads"},
-    "calibrate": {"--json", "--text", "--threads"},
+    "calibrate": {"--json", "--text", "--collect", "--kernels", "--threads"},
     "kernels": set(),
     "bench": {"--kernels", "--config", "--threads"},
     "plan": {"--memory", "--disk", "--bandwidth", "--disk-bandwidth", "--ledger", "--measure", "--tokens"},

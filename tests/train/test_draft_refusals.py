@@ -201,6 +201,13 @@ def test_calibration_data_comes_back_and_other_files_are_refused(tmp_path: Path)
     found = read_calibration(tmp_path)
     assert torch.equal(found.confidence, example().confidence)
     assert found.num_rows == 3
+    assert found.rounds.document.tolist() == [0, 4]
+    compact = replace(example(), acceptance=None).compact
+    path.write_bytes(calibration_bytes(compact))
+    found = read_calibration(tmp_path)
+    assert found.acceptance is None
+    assert found.rounds.confidence.tolist() == [[0.5, -1.0], [-3.0, 1.0]]
+    assert {tensor.dtype for tensor in compact.tensors.values()} == {torch.float16, torch.uint8, torch.int32}
     for wrong, words in [
         (example(confidence=torch.zeros(3, 2, dtype=torch.float64)), "confidence"),
         (example(position=torch.tensor([1, 2])), "position"),

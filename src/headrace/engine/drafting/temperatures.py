@@ -6,7 +6,7 @@ products c_1 ... c_k against "the first k guesses were kept", those of earlier p
     c_k = sigmoid(z_k / T_k + b_k + g_k max(z_k - q_k, 0)).
 
 T is one of 41 temperatures, evenly spaced in their logarithm from 0.1 to 10, the offset b one of 21 from -2 to 2, the
-slope g one of `SLOPES`, and the knee q the upper quartile of z_k in the rows that are fitted to.
+slope g one of `SLOPES`, and the knee q the quantile `KNEE_QUANTILE` of z_k in the rows that are fitted to.
 
 The published method has temperatures only. Offsets and slopes are here because confidences are trained to say how
 likely a guess is kept when both sides sample at temperature 1, and drafts are kept where they are the one token that
@@ -19,7 +19,7 @@ bins of the rows' share times |mean product - share kept|.
 Source: serving.md section 5.2, training.md section 7.3.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,9 @@ TEMPERATURES_NAME = "draft_temperatures.json"
 NUM_BINS = 15
 GRID = np.logspace(-1, 1, 41)
 OFFSETS = np.linspace(-2, 2, 21)
-SLOPES = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)
-KNEE_QUANTILE = 0.75
+SLOPES = (0.0, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0)
+_TEMPERATURE_STEP, _OFFSET_STEP = 4, 2
+KNEE_QUANTILE = 0.85
 MAX_FOLDS = 4
 _FORMAT = "headrace-draft-temperatures/2"
 _MAX_BYTES = 1 << 20
@@ -103,7 +104,7 @@ def fit(logits_RX: Floats, kept_RX: NDArray[np.bool_], *, is_plain: bool = False
     found = []
     for k in range(logits_RX.shape[1]):
         knee = float(np.quantile(logits_RX[:, k], KNEE_QUANTILE)) if len(logits_RX) and not is_plain else 0.0
-        temperature, offset, slope = _fit_place(before, logits_RX[:, k], kept_RX[:, k], None if is_plain else knee)
+        temperature, slope, offset = _fit_place(before, logits_RX[:, k], kept_RX[:, k], None if is_plain else knee)
         one = Scale((temperature,), (offset,), (knee,), (slope,))
         before = before * survival_of(logits_RX[:, k : k + 1], one)[:, 0]
         found.append((temperature, offset, knee, slope))
@@ -114,18 +115,44 @@ def fit(logits_RX: Floats, kept_RX: NDArray[np.bool_], *, is_plain: bool = False
 def _fit_place(
     before_R: Floats, logits_R: Floats, kept_R: NDArray[np.bool_], knee: float | None
 ) -> tuple[float, float, float]:
-    """Return temperature, offset and slope of one place; the last two are 0 without a knee."""
-    above_R = np.maximum(logits_R - (knee or 0.0), 0)
-    slopes, offsets = ((0.0,), np.zeros(1)) if knee is None else (SLOPES, OFFSETS)
+    """Return temperature, slope and offset of one place; the last two are 0 without a knee.
+
+    Numerics: temperatures alone are tried one by one; with offsets and slopes first every fourth temperature and every
+        other offset, then all neighbours of the best.
+    """
+    rows = (before_R, logits_R, np.maximum(logits_R - (knee or 0.0), 0), kept_R)
+    if knee is None:
+        return _best(rows, range(len(GRID)), [0.0], np.zeros(1))
+    coarse = _best(rows, range(0, len(GRID), _TEMPERATURE_STEP), SLOPES, OFFSETS[::_OFFSET_STEP])
+    place, slope, offset = (
+        int(np.argmin(np.abs(np.array(values) - one)))
+        for values, one in zip((GRID, SLOPES, OFFSETS), coarse, strict=True)
+    )
+    return _best(
+        rows,
+        range(max(0, place - _TEMPERATURE_STEP + 1), min(len(GRID), place + _TEMPERATURE_STEP)),
+        SLOPES[max(0, slope - 1) : slope + 2],
+        OFFSETS[max(0, offset - _OFFSET_STEP + 1) : offset + _OFFSET_STEP],
+    )
+
+
+def _best(
+    rows: tuple[Floats, Floats, Floats, NDArray[np.bool_]],
+    places: Iterable[int],
+    slopes: Sequence[float],
+    offsets: Floats,
+) -> tuple[float, float, float]:
+    """Return temperature, slope and offset with the smallest error; `places` are those of temperatures in `GRID`."""
+    before_R, logits_R, above_R, kept_R = rows
     best = (np.inf, 1.0, 0.0, 0.0)
-    for temperature in GRID:
+    for place in places:
         for slope in slopes:
             # sigmoid(a + b) is 1 / (1 + exp(-a) exp(-b)), so offsets need no exponential of their own
-            falling_R = np.exp(-np.clip(logits_R / temperature + slope * above_R, -500, 500))
+            falling_R = np.exp(-np.clip(logits_R / GRID[place] + slope * above_R, -500, 500))
             for offset in offsets:
                 error = calibration_error(before_R / (1 + falling_R * np.exp(-offset)), kept_R)
                 if error < best[0]:
-                    best = (error, float(temperature), float(offset), float(slope))
+                    best = (error, float(GRID[place]), float(slope), float(offset))
     return best[1:]
 
 
