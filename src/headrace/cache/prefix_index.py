@@ -42,6 +42,7 @@ class PrefixIndex:
         self._keyed: dict[bytes, Node] = {}  # roots and whole blocks
         self._nodes: dict[Node, None] = {}  # those with a block; parents before what follows them
         self._held: Counter[int] = Counter()
+        self._listed: tuple[int, ...] | None = None  # its elements, until it changes
         self._lru: list[tuple[int, int, Node]] = []  # (last use, order, node): leaves, some out of date
         self._clock = 0
         self._order = 0
@@ -57,7 +58,9 @@ class PrefixIndex:
     @property
     def block_ids(self) -> tuple[int, ...]:
         """Blocks that the index refers to, once for each reference."""
-        return tuple(self._held.elements())
+        if self._listed is None:
+            self._listed = tuple(self._held.elements())
+        return self._listed
 
     def held(self, block_id: int) -> int:
         """Return how many references of the index a block has."""
@@ -147,6 +150,7 @@ class PrefixIndex:
         node = Node(parent, key, chain.piece(place, end).own(), start, block_id, self._clock)
         self._pool.retain([block_id])
         self._held[block_id] += 1
+        self._listed = None
         self._nodes[node] = None
         if key is not None:
             self._keyed[key] = node
@@ -317,6 +321,7 @@ class PrefixIndex:
             if parent.block is None and not parent.below and parent.key is not None:
                 del self._keyed[parent.key]
         self._held[block_id] -= 1
+        self._listed = None
         if not self._held[block_id]:
             del self._held[block_id]
         return self._pool.release([block_id])
