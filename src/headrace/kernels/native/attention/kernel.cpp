@@ -204,29 +204,55 @@ struct Gather {
   int64_t count, width, per_block;
 };
 
-HR_EXPORT(hr_gather)(const Gather* job) {
+namespace {
+
+constexpr int64_t ROWS_AHEAD = 12;
+
+static inline int64_t place_of(const Gather& job, int64_t i) {
+  const int64_t j = job.picks ? job.picks[i] : i;
+  if (j < 0 || !job.blocks) return j;
+  return job.blocks[j / job.per_block] * job.per_block + j % job.per_block;
+}
+
+// A value and its scale have few bits: their product is a bfloat16 number.
+static inline void put_entry(const uint8_t* codes, const uint8_t* scales, int64_t width, bf16* to) {
   static constexpr float values[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
   const v16 table = read<v16>(values);
   const i16 shifts = {0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28};
-  for (int64_t i = 0; i < job->count; i++) {
-    const int64_t j = job->picks ? job->picks[i] : i;
-    if (j < 0) continue;
-    const int64_t place = job->blocks ? job->blocks[j / job->per_block] * job->per_block + j % job->per_block : j;
-    const uint8_t* codes = job->codes + place * (job->width / 2);
-    const uint8_t* scales = job->scales + place * (job->width / 16);
-    for (int64_t d = 0; d < job->width; d += 16) {
-      const int32_t first = read<int32_t>(codes + d / 2), second = read<int32_t>(codes + d / 2 + 4);
-      const i16 words = {first,  first,  first,  first,  first,  first,  first,  first,
-                         second, second, second, second, second, second, second, second};
-      const i16 index = (words >> shifts) & 15;
-      v16 x;
-#if defined(HR_AVX512)
-      x = (v16)_mm512_permutexvar_ps((__m512i)index, (__m512)table);
-#else
-      for (int lane = 0; lane < 16; lane++) x[lane] = table[index[lane]];
-#endif
-      store_bf16(job->out + i * job->width + d, x * from_e4m3(u16{} + (uint32_t)scales[d / 16])[0]);
+  float factors[16];
+  for (int64_t d = 0; d < width; d += 16) {
+    if (d % 256 == 0) {
+      uint8_t bytes[16] = {};
+      memcpy(bytes, scales + d / 16, width - d < 256 ? (width - d) / 16 : 16);
+      store16(factors, load_e4m3(bytes));
     }
+    const int32_t first = read<int32_t>(codes + d / 2), second = read<int32_t>(codes + d / 2 + 4);
+    const i16 words = {first,  first,  first,  first,  first,  first,  first,  first,
+                       second, second, second, second, second, second, second, second};
+    const i16 index = (words >> shifts) & 15;
+    v16 x;
+#if defined(HR_AVX512)
+    x = (v16)_mm512_permutexvar_ps((__m512i)index, (__m512)table);
+#else
+    for (int lane = 0; lane < 16; lane++) x[lane] = table[index[lane]];
+#endif
+    write(to + d, halves((u16)(x * factors[d / 16 % 16]) >> 16));
+  }
+}
+
+}  // namespace
+
+HR_EXPORT(hr_gather)(const Gather* job) {
+  const int64_t half = job->width / 2, groups = job->width / 16;
+  for (int64_t i = 0; i < job->count; i++) {
+    const int64_t ahead = i + ROWS_AHEAD < job->count ? place_of(*job, i + ROWS_AHEAD) : -1;
+    if (ahead >= 0) {
+      for (int64_t line = 0; line < half; line += 64) __builtin_prefetch(job->codes + ahead * half + line);
+      __builtin_prefetch(job->scales + ahead * groups);
+    }
+    const int64_t place = place_of(*job, i);
+    if (place < 0) continue;
+    put_entry(job->codes + place * half, job->scales + place * groups, job->width, job->out + i * job->width);
   }
   return 0;
 }

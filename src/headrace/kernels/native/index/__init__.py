@@ -1,14 +1,15 @@
 """The indexer of one layer in one call: queries, scores on FP4 keys, block maxima, top-k; no score matrix.
 
-A row that sees no more entries than there are slots takes them all. Another scans its visible keys sixteen at a time,
-or only the entries of the blocks that the candidate source kept for it. The best so far stand in a list of 2 K + 4,096
-places that is cut to K when it is full, and the candidate source keeps one number per block: that is all the memory.
+A row that sees no more entries than there are slots takes them all. Another scans its visible keys 64 at a time, or the
+entries of the blocks that the candidate source kept for it; threads share a long scan. The best so far stand in a list
+that is cut to K when it is half as long again, and so do the candidate source's blocks: that is all the memory.
 
-Numerics: queries are rotated and rounded to Q4I; sixteen stored keys are a tile of an FP4 product, so a dot product has
-the order of `product`; it is rounded to bfloat16, negative ones are zero, times the head's weight rounded to bfloat16,
-summed over heads in ascending order in float32, rounded to bfloat16. Higher score, then lower position; for blocks the
-score alone, then the lower block, and the block of the newest visible entry is always kept.
-What bounds it: multiply-adds (heads times keys).
+Numerics: queries are rotated and rounded to Q4I; a dot product has the order of `product`: groups of 32, each exact, so
+that it may be found in integers; it is rounded to bfloat16, negative ones are zero, times the head's weight rounded to
+bfloat16, summed over heads in ascending order in float32, rounded to bfloat16. Higher score, then lower position; for
+blocks the score alone, then the lower block, and the block of the newest visible entry is always kept. With AVX-512 an
+upper bound of each score is found first, in 8-bit integers, and what it excludes from every list is not rounded.
+What bounds it: multiply-adds (heads times keys); with one narrow head, reading the keys.
 Source: spec sections 3.5 and 3.6.
 """
 
