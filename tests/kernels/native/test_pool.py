@@ -52,6 +52,18 @@ def experts() -> Experts:
     return Experts(load(), matrices, per_token=2, scale=1.5, limit=10.0)
 
 
+@pytest.mark.parametrize(("rows", "calls"), [(4, 300), (160, 12)])
+def test_calls_with_more_threads_than_cores_end_and_give_the_same_bits(rows: int, calls: int) -> None:
+    library = load()
+    run = Product(library, matrix(FP4, 4096, 512), is_quantised=True)
+    x = torch.randn(rows, 512).bfloat16()
+    wanted = bits(run(x))
+    for count in (7, 3, 7):
+        library.use_threads(count)
+        for _ in range(calls):
+            assert torch.equal(bits(run(x)), wanted)
+
+
 @on_every_instruction_set
 def test_callers_that_come_at_once_get_their_own_bits(instruction_set: str) -> None:
     del instruction_set

@@ -1,11 +1,14 @@
 // Threads with a bounded spin.
 //
-// A call hands out pieces through a counter, so a thread that the machine has taken away holds up no piece but the one
-// it is in. Threads that find nothing spin for some microseconds, because the next call of a step usually comes by then,
-// and sleep after; a busy machine gets its cores back. Whoever computes a piece never changes its bits.
+// Pieces of a call are handed out by one counter that also names the call, so a thread that the machine has taken away
+// holds up no piece but the one it is in, and one that comes late finds nothing to do and is waited for by nobody.
+// Threads that find nothing spin for some microseconds, because the next call of a step usually comes by then, and sleep
+// after; so does the caller while others finish. A busy machine gets its cores back. A caller that waits longer for others
+// than they save it computes everything itself for a while. Whoever computes a piece never changes its bits.
 #include "pool.h"
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -21,39 +24,87 @@
 namespace {
 
 thread_local bool is_in_task = false;  // a piece that calls again computes all of it itself
-const int SPINS = 2000;  // pauses before a thread sleeps: some tens of microseconds
+const int SPINS = 2000;                // pauses before a thread sleeps: some tens of microseconds
+const int64_t CALL = (int64_t)1 << 32;  // one call, in `ticket`
+
+int64_t now() {  // nanoseconds
+  using namespace std::chrono;
+  return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
+}
+
+// Whether others are worth waiting for, from what they saved and cost lately; nanoseconds.
+//
+// A thread that the machine takes away in the middle of a piece holds the caller up for milliseconds, and calls are often
+// shorter. Where that happens more than the others save, the caller goes alone, longer each time it comes to that again.
+struct Balance {
+  static const int64_t MOST = 4000000, FIRST = 10000000, LONGEST = 160000000;
+  int64_t credit = MOST, alone_until = 0, period = FIRST, failed_at = 0;
+
+  bool goes_alone(int64_t at) const { return at < alone_until; }
+
+  void add(int64_t at, int64_t saved, int64_t lost) {
+    credit += saved - lost;
+    if (credit > MOST) credit = MOST;
+    if (credit >= 0) return;
+    period = at - failed_at < 2 * period ? 2 * period : FIRST;  // again soon after the last time
+    if (period > LONGEST) period = LONGEST;
+    failed_at = alone_until = at + period;
+    credit = MOST / 2;
+  }
+};
 
 struct Pool {
   std::mutex use, sleep;
-  std::condition_variable wake;
+  std::condition_variable wake, finished;
   std::vector<std::thread> threads;
-  std::atomic<int64_t> round{0};  // one more for every call
-  std::atomic<int64_t> next{0}, pieces{0}, done{0}, inside{0};
-  std::atomic<bool> is_over{false};
-  hr_task task = nullptr;
+  std::atomic<int64_t> ticket{0};  // number of the call, and in the low half the pieces that nobody has taken
+  std::atomic<int64_t> left{0};    // pieces that are not done
+  std::atomic<int> sleepers{0};
+  std::atomic<bool> is_waiting{false}, is_over{false};
+  hr_task task = nullptr;  // of the call; stands while one of its pieces is not done
   void* context = nullptr;
+  int64_t pieces = 0;
+  Balance balance;  // the caller's
 
-  void work() {
-    int64_t finished = 0;
+  struct Taken {
+    int64_t pieces = 0, shortest = 0;  // nanoseconds: what a piece takes where nobody interrupts
+  };
+
+  // Takes pieces of one call until there is none, or until it is over.
+  Taken work(int64_t call) {
+    Taken taken;
     is_in_task = true;
-    for (int64_t piece; (piece = next.fetch_add(1)) < pieces.load(); finished++) task(context, piece);
+    int64_t seen = ticket.load();
+    while (seen / CALL == call && seen % CALL) {
+      if (!ticket.compare_exchange_weak(seen, seen - 1)) continue;
+      const int64_t started = now();
+      task(context, pieces - seen % CALL);
+      const int64_t took = now() - started;
+      if (left.fetch_sub(1) == 1 && is_waiting.load()) {
+        std::lock_guard<std::mutex> lock(sleep);
+        finished.notify_one();
+      }
+      if (!taken.pieces++ || took < taken.shortest) taken.shortest = took;
+      seen = ticket.load();
+    }
     is_in_task = false;
-    done.fetch_add(finished);
+    return taken;
   }
 
   void live() {
-    int64_t seen = round.load();
+    int64_t done = ticket.load() / CALL;
     for (;;) {
-      for (int spin = 0; spin < SPINS && round.load() == seen && !is_over.load(); spin++) HR_PAUSE();
-      if (round.load() == seen && !is_over.load()) {
+      const auto is_called = [&] { return ticket.load() / CALL != done || is_over.load(); };
+      for (int spin = 0; spin < SPINS && !is_called(); spin++) HR_PAUSE();
+      if (!is_called()) {
         std::unique_lock<std::mutex> lock(sleep);
-        wake.wait(lock, [&] { return round.load() != seen || is_over.load(); });
+        sleepers.fetch_add(1);
+        wake.wait(lock, is_called);
+        sleepers.fetch_sub(1);
       }
       if (is_over.load()) return;
-      inside.fetch_add(1);
-      seen = round.load();
-      if (seen % 2 == 0) work();  // odd while a call is set up or over
-      inside.fetch_sub(1);
+      done = ticket.load() / CALL;
+      work(done);
     }
   }
 
@@ -71,35 +122,33 @@ struct Pool {
   }
 
   void run(hr_task what, void* with, int64_t count) {
-    while (inside.load()) HR_PAUSE();  // nobody looks at the last call any more
+    const int64_t call = ticket.load() / CALL + 1;
     task = what;
     context = with;
-    done.store(0);
-    next.store(0);
-    pieces.store(count);
-    {
+    pieces = count;
+    left.store(count);
+    ticket.store(call * CALL + count);
+    if (sleepers.load()) {
       std::lock_guard<std::mutex> lock(sleep);
-      round.fetch_add(1);  // even: there is work
+      wake.notify_all();
     }
-    wake.notify_all();
-    work();
-    for (int spin = 0; done.load() < count; spin++) {
-      if (spin < SPINS)
-        HR_PAUSE();
-      else
-        std::this_thread::yield();
+    const Taken taken = work(call);
+    const int64_t waits = now();
+    for (int spin = 0; spin < SPINS && left.load(); spin++) HR_PAUSE();
+    if (left.load()) {
+      std::unique_lock<std::mutex> lock(sleep);
+      is_waiting.store(true);
+      finished.wait(lock, [&] { return !left.load(); });
+      is_waiting.store(false);
     }
-    round.fetch_add(1);
+    const int64_t at = now();
+    balance.add(at, taken.shortest * (count - taken.pieces), at - waits);
   }
 };
 
 // Never destroyed: its threads may sleep while the process ends.
 Pool& pool() {
-  static Pool* only = [] {
-    Pool* made = new Pool;
-    made->round.store(1);
-    return made;
-  }();
+  static Pool* only = new Pool;
   return *only;
 }
 std::atomic<int64_t> num_threads{1};
@@ -121,7 +170,7 @@ extern "C" void hr_parallel(hr_task task, void* context, int64_t pieces) {
   Pool& shared = pool();
   std::unique_lock<std::mutex> lock(shared.use, std::defer_lock);
   if (!is_in_task) lock.try_lock();
-  if (!lock.owns_lock() || shared.threads.empty() || pieces <= 1) {
+  if (!lock.owns_lock() || shared.threads.empty() || pieces <= 1 || shared.balance.goes_alone(now())) {
     for (int64_t piece = 0; piece < pieces; piece++) task(context, piece);
     return;
   }
