@@ -244,3 +244,19 @@ def test_what_is_no_number_is_ranked_as_on_every_processor(instruction_set: str,
         Index(load(name), shape)((q.clone(), weights, *turn), np.array([place]))
         found.append(torch.cat([picks, pool], 1))
     assert torch.equal(*found)
+
+
+@on_every_instruction_set
+def test_scores_far_below_zero_are_kept_where_there_is_nothing_better(instruction_set: str) -> None:
+    shape = Shape(2, 32, 16, 1, 200, 20, 8, writes_pool=True)
+    codes, scales = encode_q4i(torch.randn(300, 32).bfloat16())
+    q, weights = torch.randn(1, 2, 32).bfloat16(), torch.full((1, 2), -9.0).bfloat16()
+    turn = rotation(torch.tensor([299]), plain_frequencies(16, 10000.0))
+    picks, pool = (torch.empty((1, count), dtype=torch.int64) for count in (200, 20))
+    place = [0, 1, 299, codes.data_ptr(), scales.data_ptr(), 0, 1, picks.data_ptr(), pool.data_ptr()]
+    Index(load(instruction_set), shape)((q.clone().flatten(1), weights, *turn), np.array([place]))
+    found = reference.scores(rotate(q, *turn)[0], weights[0], codes, scales)
+    wanted, blocks = reference.select(found, shape)
+    assert (found < -2.0).sum() > 100
+    assert torch.equal(picks[0], wanted)
+    assert torch.equal(pool[0], blocks)
