@@ -112,8 +112,7 @@ class Drafter:
         pre[:, 0] = 1.0
         for layer in operations.layers:
             attn = layer.open_attn(x, pre)
-            x = layer.expand(layer.attend(attn.u_TD, turn, states), x, attn)
-            ffn = layer.open_ffn(x, attn.pre_TM)
+            x, ffn = layer.follow(layer.attend(attn.u_TD, turn, states), x, attn)
             x, pre = layer.expand(layer.experts(ffn.u_TD, None), x, ffn), ffn.pre_TM
         logits, hidden = operations.logits(x, pre)
         parts = zip(wanted, hidden.split(size), logits.split(size), strict=True)
@@ -134,6 +133,6 @@ class Drafter:
         """Turn one place into a token, given the token before."""
         rows = slice(place, place + 1)
         embedded = self._markov_embed[previous : previous + 1]
-        logits, confidence = self._operations.follow(block.hidden_XD[rows], block.logits_XV[rows], embedded)
+        logits, confidence = self._operations.chain(block.hidden_XD[rows], block.logits_XV[rows], embedded)
         token_id = pick(logits[0])
         return None if token_id is None else Guess(token_id, float(confidence), logits[0])

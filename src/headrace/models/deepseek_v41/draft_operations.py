@@ -16,6 +16,7 @@ from headrace.kernels.block_quant import fake_q8
 from headrace.kernels.native.head import Head
 from headrace.kernels.native.library import Library, load
 from headrace.kernels.native.product import Product
+from headrace.kernels.native.room import Rooms
 from headrace.kernels.product import linear, linear_fp32
 from headrace.kernels.rms_norm import rms_norm
 from headrace.kernels.sparse_attention import attend_block
@@ -25,11 +26,11 @@ from headrace.models.deepseek_v41.config import Config
 from headrace.models.deepseek_v41.native_draft import NativeBlock, NativeContext
 from headrace.models.deepseek_v41.operations import (
     Expand,
+    Follow,
     Open,
     RunExperts,
-    expand_operation,
     experts_operation,
-    open_operation,
+    mhc_operations,
 )
 from headrace.models.deepseek_v41.parameters import DraftWeights, LayerWeights, Parameters
 
@@ -39,7 +40,7 @@ AttendBlocks = Callable[[Tensor, Turn, tuple[SequenceState, ...]], Tensor]
 """Takes the half's input [S X, D] of S blocks, their rotations and sequences; gives its output [S X, D]."""
 BlockLogits = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Takes the last streams and their pending pre-mix; gives float32 logits [R, V] and hidden states [R, D] bfloat16."""
-Follow = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Chain = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Takes a place's hidden state [1, D], its logits [1, V] and the embedded token before it [1, rank]; gives the logits
 that know this token, and the confidence [1, 1]."""
 
@@ -50,8 +51,8 @@ class DraftLayer:
 
     open_attn: Open
     attend: AttendBlocks
+    follow: Follow
     expand: Expand
-    open_ffn: Open
     experts: RunExperts
 
 
@@ -62,7 +63,7 @@ class DraftOperations:
     observe: Observe
     layers: tuple[DraftLayer, ...]
     logits: BlockLogits
-    follow: Follow
+    chain: Chain
     library: Library | None
 
 
@@ -83,20 +84,23 @@ def choose_draft_operations(config: Config, parameters: Parameters) -> DraftOper
     library = load() if native else None
     with_mhc = library if "mhc" in native else None
 
+    with_experts, rooms = library if "experts" in native else None, Rooms()
+
     def layer(stage: int, one: LayerWeights) -> DraftLayer:
+        open_attn, follow, expand = mhc_operations(one, config, with_mhc, rooms)
         return DraftLayer(
-            open_attn=open_operation(one.attn_mix, one.attn_norm, config, with_mhc),
-            attend=_attend(one, stage, config, library if "attention" in native else None),
-            expand=expand_operation(with_mhc),
-            open_ffn=open_operation(one.ffn_mix, one.ffn_norm, config, with_mhc),
-            experts=experts_operation(one, config, library if "experts" in native else None, draft.experts_per_token),
+            open_attn=open_attn,
+            attend=_attend(one, stage, config, library if "attention" in native else None, rooms),
+            follow=follow,
+            expand=expand,
+            experts=experts_operation(one, config, with_experts, draft.experts_per_token, rooms),
         )
 
     return DraftOperations(
         observe=_observe(weights, config, library if "attention" in native else None),
         layers=tuple(layer(stage, one) for stage, one in enumerate(weights.layers)),
         logits=_logits(parameters, weights, config, library if "head" in native else None),
-        follow=_follow(weights, config, library if "head" in native else None),
+        chain=_chain(weights, config, library if "head" in native else None),
         library=library,
     )
 
@@ -115,9 +119,9 @@ def _observe(weights: DraftWeights, config: Config, library: Library | None) -> 
     return observe
 
 
-def _attend(layer: LayerWeights, stage: int, config: Config, library: Library | None) -> AttendBlocks:
+def _attend(layer: LayerWeights, stage: int, config: Config, library: Library | None, rooms: Rooms) -> AttendBlocks:
     if library is not None and layer.tiled is not None and layer.tiled.attention is not None:
-        return NativeBlock(library, layer, layer.tiled.attention, stage, config).attend
+        return NativeBlock(library, layer, layer.tiled.attention, stage, config, rooms).attend
     scale, window = config.head_dim**-0.5, config.window
 
     def attend(u_RD: Tensor, turn: Turn, states: tuple[SequenceState, ...]) -> Tensor:
@@ -145,7 +149,7 @@ def _logits(parameters: Parameters, weights: DraftWeights, config: Config, libra
     return logits
 
 
-def _follow(weights: DraftWeights, config: Config, library: Library | None) -> Follow:
+def _chain(weights: DraftWeights, config: Config, library: Library | None) -> Chain:
     """Return the sequential head.
 
     Source: spec section 3.11, steps 3 to 5; confidence reads the hidden state before the norm.
@@ -156,8 +160,8 @@ def _follow(weights: DraftWeights, config: Config, library: Library | None) -> F
         judge = Product(library, tiled.confidence, is_quantised=False, is_float=True)
         return lambda hidden, base, embedded: (base + markov(embedded), judge(torch.cat([hidden, embedded], 1)))
 
-    def follow(hidden_1D: Tensor, base_1V: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
+    def chain(hidden_1D: Tensor, base_1V: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
         row = base_1V + linear_fp32(embedded, weights.markov_head, config.vocab_size)
         return row, linear_fp32(torch.cat([hidden_1D, embedded], 1), weights.confidence, 1)
 
-    return follow
+    return chain

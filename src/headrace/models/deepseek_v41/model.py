@@ -5,7 +5,7 @@ on all rows, and the decoder on the rows that each span asks for (all of them, o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from headrace.cache.state_shape import StateShape
 from headrace.core.errors import CapacityError, UserError
 from headrace.kernels.native.choice import choose, numerics_name
 from headrace.kernels.native.library import load
+from headrace.kernels.native.room import Rooms
 from headrace.memory.addressing import Addressing
 from headrace.memory.row_store import RowStore
 from headrace.models.deepseek_v41.attention import Frequencies
@@ -67,9 +68,10 @@ class _Pass:
     taps: list[Tensor]
     published: Published
     work: Work
+    shared: Shared
     probe: Probe | None
+    wants_taps: bool
     has_produced: bool = False
-    shared: Shared = field(default_factory=Shared)
 
     def keep(self, rows: Rows, index: Tensor) -> None:
         """Go on with the rows at `index` only."""
@@ -102,7 +104,10 @@ class DeepseekV41:
         choice = choose(numerics.kernels)
         self._kernels = load() if choice.native else None
         self._head = choose_head(parameters, config, choice)
-        self._operations = [choose_operations(layer, config, self.frequencies, choice) for layer in parameters.layers]
+        self._rooms = Rooms()
+        self._operations = [
+            choose_operations(layer, config, self.frequencies, choice, self._rooms) for layer in parameters.layers
+        ]
         tables = {layer.plan.id: layer.ngram.table for layer in parameters.layers if layer.ngram is not None}
         self.memory = None if addressing is None else NgramMemory(addressing, tables, row_store)
         self._taps = config.draft.tap_layers if config.draft else ()
@@ -173,7 +178,7 @@ class DeepseekV41:
         self.check(spans)
         if self._kernels is not None:
             self._kernels.use_threads(torch.get_num_threads())
-        run = self._start(spans, work, probe, is_tolerant=is_tolerant)
+        run = self._start(spans, work, probe, wants_taps=wants_taps, is_tolerant=is_tolerant)
         for layer in self.parameters.layers:
             if layer.ngram is not None:
                 self._inject(layer, run)
@@ -186,7 +191,7 @@ class DeepseekV41:
         logits = self._logits(run, counts if logit_rows is None else logit_rows, spans)
         for place, span in enumerate(spans):
             span.state.commit(span.num_rows, run.ngrams.compressed[place] if self.memory else None)
-        taps = torch.cat(run.taps, 1) if wants_taps and run.taps else None
+        taps = torch.cat(run.taps, 1) if run.taps else None
         return Output(logits, taps, run.rows, run.ngrams.faults)
 
     def check_memory(self, span: Span) -> None:
@@ -220,7 +225,9 @@ class DeepseekV41:
             if total > limit:
                 raise CapacityError(f"{total} tokens do not fit the model's context of {limit} tokens", param="prompt")
 
-    def _start(self, spans: list[Span], work: Work, probe: Probe | None, *, is_tolerant: bool) -> _Pass:
+    def _start(
+        self, spans: list[Span], work: Work, probe: Probe | None, *, wants_taps: bool, is_tolerant: bool
+    ) -> _Pass:
         """Ask for the tokens' n-gram rows and embed them."""
         no_ngrams = NgramRows([], None, {})
         ngrams = no_ngrams if self.memory is None else self.memory.begin(spans, is_tolerant=is_tolerant)
@@ -233,7 +240,9 @@ class DeepseekV41:
         pre_TM = torch.zeros((rows.count, self.config.num_streams), dtype=torch.float32, device=self.device)
         pre_TM[:, 0] = 1.0
         is_dead = rows.is_image if rows.is_image is not None else torch.zeros_like(ids, dtype=torch.bool)
-        return _Pass(rows, x_TMD, pre_TM, ngrams, is_dead, [], Published(), work, probe)
+        return _Pass(
+            rows, x_TMD, pre_TM, ngrams, is_dead, [], Published(), work, Shared(self._rooms), probe, wants_taps
+        )
 
     def _inject(self, layer: LayerWeights, run: _Pass) -> None:
         inject = self._operations[layer.plan.id].inject
@@ -264,7 +273,7 @@ class DeepseekV41:
         config, layer_id, rows, probe = self.config, layer.plan.id, run.rows, run.probe
         if probe is not None:
             run.x_TMD, run.pre_TM = probe.layer_input(layer_id, rows, run.x_TMD, run.pre_TM)
-        if layer_id in self._taps:
+        if run.wants_taps and layer_id in self._taps:
             run.taps.append(run.x_TMD.float().mean(1).to(run.x_TMD.dtype))
         operations = self._operations[layer_id]
         attn = operations.open_attn(run.x_TMD, run.pre_TM)
@@ -272,8 +281,7 @@ class DeepseekV41:
             operations.produce(rows, attn.u_TD)
         is_fp32 = self.numerics.is_fp32_index
         out_TD = operations.attend(rows, attn.u_TD, run.published, run.work, run.shared, is_fp32_index=is_fp32)
-        x_TMD = operations.expand(out_TD, run.x_TMD, attn)
-        ffn = operations.open_ffn(x_TMD, attn.pre_TM)
+        x_TMD, ffn = operations.follow(out_TD, run.x_TMD, attn)
         ffn_out = operations.experts(ffn.u_TD, rows.is_image)
         run.x_TMD, run.pre_TM = operations.expand(ffn_out, x_TMD, ffn), ffn.pre_TM
         run.work.layer_rows += rows.count

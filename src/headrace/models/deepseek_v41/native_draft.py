@@ -8,10 +8,12 @@ from headrace.cache.sequence_state import SequenceState
 from headrace.kernels.native.attention import SEGMENT_FIELDS, Attention
 from headrace.kernels.native.library import Library
 from headrace.kernels.native.product import Product
+from headrace.kernels.native.room import Rooms
 from headrace.kernels.native.rows import WindowRows
 from headrace.kernels.native.tiles import Matrix, rows_from
 from headrace.models.deepseek_v41.attention import Turn
 from headrace.models.deepseek_v41.config import Config
+from headrace.models.deepseek_v41.native_attention import Projections
 from headrace.models.deepseek_v41.parameters import DraftWeights, LayerWeights
 from headrace.models.deepseek_v41.tiled import TiledAttention
 
@@ -22,15 +24,15 @@ class NativeContext:
     """Context entries of committed positions, for every draft layer."""
 
     def __init__(self, library: Library, weights: DraftWeights, main_proj: Matrix, config: Config) -> None:
-        nothing, numbers = torch.zeros(0), {"eps": config.norm_eps}
+        nothing, eps = torch.zeros(0), config.norm_eps
         self._main = Product(library, main_proj, is_quantised=True)
-        self._norm = WindowRows(library, weights.main_norm, nothing, rotated=0, **numbers)
+        self._norm = WindowRows(library, weights.main_norm, nothing, rotated=0, eps=eps)
         tiled = [layer.tiled.attention for layer in weights.layers if layer.tiled and layer.tiled.attention]
         self._entries = [
             Product(library, rows_from(one.q_a_kv, config.q_lora_rank), is_quantised=True) for one in tiled
         ]
         self._finish = [
-            WindowRows(library, nothing, layer.attention.kv_norm, rotated=config.rope_dim, **numbers)
+            WindowRows(library, nothing, layer.attention.kv_norm, rotated=config.rope_dim, eps=eps)
             for layer in weights.layers
         ]
 
@@ -52,16 +54,13 @@ class NativeBlock:
     """Attention of one draft layer over blocks of several sequences."""
 
     def __init__(
-        self, library: Library, layer: LayerWeights, tiled: TiledAttention, stage: int, config: Config
+        self, library: Library, layer: LayerWeights, tiled: TiledAttention, stage: int, config: Config, rooms: Rooms
     ) -> None:
         weights = layer.attention
         self._stage = stage
-        self._q_a_kv = Product(library, tiled.q_a_kv, is_quantised=True)
-        self._q_b = Product(library, tiled.q_b, is_quantised=True)
-        self._o_a = Product(library, tiled.o_a, is_quantised=False)
-        self._o_b = Product(library, tiled.o_b, is_quantised=True)
-        rotated = config.rope_dim
-        self._window_rows = WindowRows(library, weights.q_norm, weights.kv_norm, rotated=rotated, eps=config.norm_eps)
+        self._products = Projections.build(library, tiled, rooms)
+        rotated, eps = config.rope_dim, config.norm_eps
+        self._window_rows = WindowRows(library, weights.q_norm, weights.kv_norm, rotated=rotated, eps=eps, rooms=rooms)
         self._attention = Attention(
             library,
             weights.sink,
@@ -70,14 +69,16 @@ class NativeBlock:
             scale=config.head_dim**-0.5,
             is_block=True,
             rotated=rotated,
+            rooms=rooms,
         )
 
     def attend(self, u_RD: Tensor, turn: Turn, states: tuple[SequenceState, ...]) -> Tensor:
         """Attend from every row of every block and return [R, D]; the rings stay as they are."""
-        rows = self._window_rows(self._q_a_kv(u_RD), *turn)
-        q = self._q_b(rows.latent_TR)
+        products = self._products
+        rows = self._window_rows(products.q_a_kv(u_RD), *turn)
+        q = products.q_b(rows.latent_TR)
         value = self._attention(q, turn, rows, self._table(u_RD.shape[0] // len(states), states))
-        return self._o_b(self._o_a(value))
+        return products.o_b(products.o_a(value))
 
     def _table(self, size: int, states: tuple[SequenceState, ...]) -> np.ndarray:
         table = np.zeros((len(states), len(SEGMENT_FIELDS)), dtype=np.int64)

@@ -8,6 +8,7 @@ from headrace.kernels.block_quant import fake_q4i
 from headrace.kernels.native.index import SEGMENT_FIELDS, Index, Shape
 from headrace.kernels.native.library import Library
 from headrace.kernels.native.product import Product
+from headrace.kernels.native.room import Rooms
 from headrace.kernels.rope import rotate
 from headrace.models.deepseek_v41.attention import Turn
 from headrace.models.deepseek_v41.batch import Rows, Work
@@ -20,13 +21,17 @@ from headrace.models.deepseek_v41.tiled import TiledAttention
 class NativeIndex:
     """Index queries and selection of one layer."""
 
-    def __init__(self, library: Library, plan: LayerPlan, tiled: TiledAttention, config: Config) -> None:
-        self._plan, self._config = plan, config
+    def __init__(self, library: Library, plan: LayerPlan, tiled: TiledAttention, config: Config, rooms: Rooms) -> None:
+        self._plan, self._config, self._rooms = plan, config, rooms
         self._is_source = tiled.index_q_b is not None and tiled.head_weights is not None
         if tiled.index_q_b is None or tiled.head_weights is None:
             return
-        self._q_b = Product(library, tiled.index_q_b, is_quantised=True)
-        self._head_weights = Product(library, tiled.head_weights, is_quantised=False)
+        queries, weights = (
+            rooms.tensor(part, matrix.rows, torch.bfloat16)
+            for part, matrix in (("index queries", tiled.index_q_b), ("head weights", tiled.head_weights))
+        )
+        self._q_b = Product(library, tiled.index_q_b, is_quantised=True, room=queries)
+        self._head_weights = Product(library, tiled.head_weights, is_quantised=False, room=weights)
         self._scale = config.index_head_dim**-0.5 * config.index_heads**-0.5
         size = config.candidate_block_size
         reads_pool = (
@@ -78,11 +83,8 @@ class NativeIndex:
 
     def _table(self, rows: Rows, published: Published) -> tuple[list[Tensor], list[Tensor], np.ndarray]:
         shape = self._shape
-        picked = [torch.empty((segment.count, shape.top_k), dtype=torch.int64) for segment in rows.segments]
-        if shape.writes_pool:
-            pools = [torch.empty((segment.count, shape.pool_blocks), dtype=torch.int64) for segment in rows.segments]
-        else:
-            pools = published.blocks
+        picked = self._outputs("picks", rows, shape.top_k)
+        pools = self._outputs("pool", rows, shape.pool_blocks) if shape.writes_pool else published.blocks
         table = np.zeros((len(rows.segments), len(SEGMENT_FIELDS)), dtype=np.int64)
         for place, segment in enumerate(rows.segments):
             store = segment.state.store_of(self._plan.kv_source)
@@ -94,6 +96,12 @@ class NativeIndex:
                 pools[place].data_ptr() if self._has_pool else 0,
             )
         return picked, pools, table
+
+    def _outputs(self, part: str, rows: Rows, width: int) -> list[Tensor]:
+        """Return int64 [n, width] of every segment; it holds until the layer runs again."""
+        layer_id, dtype = self._plan.id, torch.int64
+        places = enumerate(rows.segments)
+        return [self._rooms.tensor((part, layer_id, place), width, dtype).of(one.count) for place, one in places]
 
     def _select_fp32(
         self, rows: Rows, q: Tensor, head_weights: Tensor, turn: Turn, published: Published, work: Work

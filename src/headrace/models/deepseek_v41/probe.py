@@ -8,7 +8,7 @@ from headrace.models.deepseek_v41.batch import Rows
 
 
 class Probe(Protocol):
-    """Sees every layer's tensors and may replace a layer's input."""
+    """Sees every layer's tensors, which hold while it is called, and may replace a layer's input."""
 
     def layer_input(self, layer_id: int, rows: Rows, x_TMD: Tensor, pre_TM: Tensor) -> tuple[Tensor, Tensor]:
         """Record the streams and the pending pre-mix that enter a layer; return what the layer shall use."""

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from headrace.core.errors import InternalError
 from headrace.kernels.native.library import Library
+from headrace.kernels.native.room import Room, Rooms
 from headrace.kernels.native.rows import Finished
 
 SEGMENT_FIELDS = (
@@ -32,6 +33,17 @@ SEGMENT_FIELDS = (
 
 _ADDRESSES = ("q", "cos", "sin", "sink", "values", "codes", "scales", "out", "segments")
 _COUNTS = ("num_segments", "heads", "width", "rotated", "window", "is_block")
+
+
+_MOST_ENTRIES = 64
+ENTRIES = 256
+"""Rooms of entries are made for multiples of so many: a store that grows needs no new one for every token."""
+
+
+def entries_room(rooms: Rooms, place: int, width: int) -> Room[Tensor]:
+    """Return the room for the decoded entries of the sequence at a place of the batch."""
+    key = ("entries", place, width)
+    return rooms.room(key, lambda rows: torch.empty((rows, width), dtype=torch.bfloat16), scale=_MOST_ENTRIES)
 
 
 class Job(ctypes.Structure):
@@ -61,8 +73,10 @@ class Attention:
         window: int,
         scale: float,
         is_block: bool = False,
+        rooms: Rooms | None = None,
     ) -> None:
         self._sink = sink
+        self._out = (rooms or Rooms(0)).tensor("value", sink.shape[0] * width, torch.bfloat16)
         shape = {"heads": sink.shape[0], "width": width, "rotated": rotated, "window": window}
         self._job = Job(sink=sink.data_ptr(), scale=scale, is_block=int(is_block), **shape)
         self._address = ctypes.addressof(self._job)
@@ -85,7 +99,7 @@ class Attention:
 
         State: writes the rings that the segments name, unless the rows are draft blocks.
         """
-        job, out = self._job, torch.empty_like(q)
+        job, out = self._job, self._out.of(q.shape[0])
         job.q, job.cos, job.sin, job.out = q.data_ptr(), turn[0].data_ptr(), turn[1].data_ptr(), out.data_ptr()
         job.values, job.codes = rows.values_TH.data_ptr(), rows.codes_TH.data_ptr()
         job.scales, job.segments, job.num_segments = rows.scales_TG.data_ptr(), segments.ctypes.data, len(segments)
@@ -104,10 +118,15 @@ class Planes:
     per_block: int
 
 
-def gather(library: Library, planes: Planes, picks: Tensor | None, count: int) -> Tensor:
-    """Decode entries to bfloat16 [count, H]: those picked (int64, -1 leaves a row as it is), or the first ones."""
+def gather(
+    library: Library, planes: Planes, picks: Tensor | None, count: int, room: Room[Tensor] | None = None
+) -> Tensor:
+    """Decode entries to bfloat16 [>= count, H]: those picked (int64, -1 leaves a row as it is), or the first ones.
+
+    With a room the rows beyond `count` are whatever they were.
+    """
     width = 2 * planes.codes.shape[1]
-    out = torch.empty((count, width), dtype=torch.bfloat16)
+    out = room.of(count + -count % ENTRIES) if room else torch.empty((count, width), dtype=torch.bfloat16)
     job = GatherJob(
         codes=planes.codes.data_ptr(),
         scales=planes.scales.data_ptr(),

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from headrace.core.errors import InternalError
 from headrace.kernels.native.library import Library
+from headrace.kernels.native.room import Rooms
 from headrace.kernels.native.tiles import CMatrix, Matrix
 
 _ADDRESSES = (
@@ -58,12 +59,22 @@ class Experts:
     """The experts of one layer, ready to run."""
 
     def __init__(
-        self, library: Library, matrices: ExpertMatrices, *, per_token: int, scale: float, limit: float
+        self,
+        library: Library,
+        matrices: ExpertMatrices,
+        *,
+        per_token: int,
+        scale: float,
+        limit: float,
+        rooms: Rooms | None = None,
     ) -> None:
+        rooms = rooms or Rooms(0)
         self._matrices = matrices
         self._lists = [_seen(part) for part in (matrices.gate, matrices.up, matrices.down)]
         gate, up, down = (ctypes.addressof(part) for part in self._lists)
-        self._width, self._per_token = matrices.router.width, per_token
+        self._width = matrices.router.width
+        self._out = rooms.tensor("expert sums", self._width, torch.bfloat16)
+        self._picked = rooms.tensor("experts", per_token, torch.int64)
         self._job = Job(
             router=matrices.router.address,
             bias=matrices.bias.data_ptr(),
@@ -94,8 +105,7 @@ class Experts:
     def routed(self, u_TD: Tensor, is_image: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return also the selected experts [T, K] int64."""
         rows, job = u_TD.shape[0], self._job
-        out = torch.empty((rows, self._width), dtype=torch.bfloat16)
-        picked = torch.empty((rows, self._per_token), dtype=torch.int64)
+        out, picked = self._out.of(rows), self._picked.of(rows)
         job.u, job.out, job.picked, job.rows = u_TD.data_ptr(), out.data_ptr(), picked.data_ptr(), rows
         job.is_image = 0 if is_image is None else is_image.data_ptr()
         if self._run(self._address):

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from headrace.core.errors import InternalError
 from headrace.kernels.native.library import Library
+from headrace.kernels.native.room import Room
 from headrace.kernels.native.tiles import CMatrix, Matrix
 
 _FIELDS = (
@@ -46,11 +47,17 @@ class Job(ctypes.Structure):
 class Product:
     """One matrix, ready to multiply, or several of one shape that take neighbouring columns each.
 
-    Made once per matrix and used at every step.
+    Made once per matrix and used at every step. What it returns lies in `room`, or is new without one.
     """
 
     def __init__(
-        self, library: Library, matrices: Matrix | Sequence[Matrix], *, is_quantised: bool, is_float: bool = False
+        self,
+        library: Library,
+        matrices: Matrix | Sequence[Matrix],
+        *,
+        is_quantised: bool,
+        is_float: bool = False,
+        room: Room[Tensor] | None = None,
     ) -> None:
         self._matrices = (matrices,) if isinstance(matrices, Matrix) else tuple(matrices)
         first, count = self._matrices[0], len(self._matrices)
@@ -65,7 +72,8 @@ class Product:
             x_step=first.width,
             out_step=first.rows,
         )
-        self._dtype = torch.float32 if is_float else torch.bfloat16
+        dtype = torch.float32 if is_float else torch.bfloat16
+        self._new = room.of if room else lambda rows: torch.empty((rows, self.rows), dtype=dtype)
         self._address = ctypes.addressof(self._job)
         self._run = library.function("hr_product", 1)
 
@@ -77,7 +85,7 @@ class Product:
         """
         if x.dtype != torch.bfloat16 or x.shape[1] != self.width or x.stride(1) != 1:
             raise InternalError(f"rows to multiply are {x.dtype} {list(x.shape)}; bfloat16 [T, {self.width}] is wanted")
-        job, out = self._job, torch.empty((x.shape[0], self.rows), dtype=self._dtype)
+        job, out = self._job, self._new(x.shape[0])
         job.x, job.x_stride, job.rows, job.out = x.data_ptr(), x.stride(0), x.shape[0], out.data_ptr()
         if self._run(self._address):
             raise InternalError("there is no memory left for the rows of a product")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.native.library import Library
+from headrace.kernels.native.room import Rooms
 
 _ADDRESSES = ("y", "q_norm", "kv_norm", "cos", "sin", "latent", "values", "codes", "scales")
 _COUNTS = ("rows", "latent_width", "width", "rotated")
@@ -36,14 +37,31 @@ class Finished:
 class WindowRows:
     """Norm weights of one layer, float32: `q_norm` [R], `kv_norm` [H]; `rotated` last dimensions are turned."""
 
-    def __init__(self, library: Library, q_norm: Tensor, kv_norm: Tensor, *, rotated: int, eps: float) -> None:
+    def __init__(
+        self,
+        library: Library,
+        q_norm: Tensor,
+        kv_norm: Tensor,
+        *,
+        rotated: int,
+        eps: float,
+        rooms: Rooms | None = None,
+    ) -> None:
         self._kept = (q_norm, kv_norm)
-        self._latent_width, self._width = q_norm.shape[0], kv_norm.shape[0]
+        latent_width, width = q_norm.shape[0], kv_norm.shape[0]
+
+        def make(rows: int) -> Finished:
+            latent = torch.empty((rows, latent_width), dtype=torch.bfloat16)
+            values = torch.empty((rows, width), dtype=torch.bfloat16)
+            codes = torch.empty((rows, width), dtype=torch.uint8)
+            return Finished(latent, values, codes, torch.empty((rows, width // 32), dtype=torch.uint8))
+
+        self._finished = (rooms or Rooms(0)).room(("finished", latent_width, width), make)
         self._job = Job(
             q_norm=q_norm.data_ptr(),
             kv_norm=kv_norm.data_ptr(),
-            latent_width=self._latent_width,
-            width=self._width,
+            latent_width=latent_width,
+            width=width,
             rotated=rotated,
             eps=eps,
         )
@@ -53,12 +71,9 @@ class WindowRows:
     def __call__(self, y: Tensor, cos: Tensor, sin: Tensor) -> Finished:
         """Finish contiguous rows [T, R + H]; `cos` and `sin` [T, P / 2] float32."""
         job, rows = self._job, y.shape[0]
-        latent = torch.empty((rows, self._latent_width), dtype=torch.bfloat16)
-        values = torch.empty((rows, self._width), dtype=torch.bfloat16)
-        codes = torch.empty((rows, self._width), dtype=torch.uint8)
-        scales = torch.empty((rows, self._width // 32), dtype=torch.uint8)
+        found = self._finished.of(rows)
         job.y, job.cos, job.sin, job.rows = y.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows
-        job.latent, job.values = latent.data_ptr(), values.data_ptr()
-        job.codes, job.scales = codes.data_ptr(), scales.data_ptr()
+        job.latent, job.values = found.latent_TR.data_ptr(), found.values_TH.data_ptr()
+        job.codes, job.scales = found.codes_TH.data_ptr(), found.scales_TG.data_ptr()
         self._run(self._address)
-        return Finished(latent, values, codes, scales)
+        return found

@@ -108,6 +108,31 @@ HR_EXPORT(hr_streams_open)(const StreamsOpen* job) {
   return 0;
 }
 
+struct StreamsFollow {
+  StreamsOpen open;  // its streams are written first
+  const bf16* half;  // [T, D] output of the half before
+  const bf16* x;     // [T, 4, D] streams before it; may be those of `open`
+  const float* post;  // [T, 4]
+  const float* comb;  // [T, 4, 4]
+};
+
+HR_EXPORT(hr_streams_follow)(const StreamsFollow* job) {
+  const StreamsOpen& open = job->open;
+  const int64_t pieces = worth(open.rows * open.width * 112, open.rows), width = open.width;
+  bf16* out = (bf16*)open.x;
+  parallel(pieces, [&](int64_t piece) {
+    const int64_t end = open.rows * (piece + 1) / pieces;
+    for (int64_t row = open.rows * piece / pieces; row < end; row += 2) {
+      const int64_t high = row + 2 < end ? row + 2 : end;
+      for (int64_t r = row; r < high; r++)
+        expand_row(job->half + r * width, job->x + r * 4 * width, job->post + 4 * r, job->comb + 16 * r,
+                   out + r * 4 * width, width);
+      open_rows(&open, row, high);
+    }
+  });
+  return 0;
+}
+
 // x and out may be the same
 HR_EXPORT(hr_streams_expand)
 (const bf16* half, const bf16* x, const float* post, const float* comb, bf16* out, int64_t rows, int64_t width) {
