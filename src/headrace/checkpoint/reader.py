@@ -14,6 +14,7 @@ from headrace.checkpoint.catalog import TensorEntry
 from headrace.checkpoint.stream import read_into
 from headrace.core.errors import CheckpointError
 from headrace.core.formats import FORMATS
+from headrace.core.fresh_memory import fresh_memory
 
 
 def read_tensor(entry: TensorEntry) -> torch.Tensor:
@@ -25,7 +26,7 @@ def read_tensor(entry: TensorEntry) -> torch.Tensor:
     Raises:
         CheckpointError: the file cannot be read or ends before the tensor does.
     """
-    buffer = torch.empty(entry.nbytes, dtype=torch.uint8)
+    buffer = fresh_memory(entry.nbytes)
     read_into(entry, buffer.numpy())
     return buffer.view(FORMATS[entry.dtype].torch_dtype).view(entry.shape)
 

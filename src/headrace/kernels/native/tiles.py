@@ -6,7 +6,8 @@ A tile holds 16 rows of the stored matrix [N, K] (rows beyond N are zero). Withi
     FP8   [K / 4, 4 x (2 x (4 rows, 2 bytes))]  scales [ceil(N / 32), K / 32] as stored
     BF16  [K / 2, 16 rows, 2 values]
 
-The odd order of FP8 is the one in which interleaving two registers of table look-ups gives neighbouring columns.
+The odd order of FP8 is the one in which interleaving two registers of table look-ups gives neighbouring columns. Tiles
+and scales lie in an arena where one is given.
 """
 
 import ctypes
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from headrace.core.errors import InternalError
+from headrace.kernels.native.arena import Arena
 
 TILE = 16
 GROUP = 32
@@ -68,30 +70,35 @@ def _padded(rows_NB: Tensor) -> Tensor:
     return torch.cat([rows_NB, rows_NB.new_zeros((missing, *rows_NB.shape[1:]))])
 
 
-def tile_fp4(packed: Tensor, scales: Tensor) -> Matrix:
+def _laid_out(tensor: Tensor, arena: Arena | None) -> Tensor:
+    return tensor.contiguous() if arena is None else arena.copy(tensor)
+
+
+def tile_fp4(packed: Tensor, scales: Tensor, arena: Arena | None = None) -> Matrix:
     """Tile an FP4 matrix: packed codes uint8 [N, K / 2], E8M0 bytes [N, K / 32]."""
     rows, width = packed.shape[0], 2 * packed.shape[1]
     _check(width, FP4)
-    tiles = _padded(packed).view(-1, TILE, width // 8, 4).transpose(1, 2).contiguous()
-    factors = _padded(scales).view(-1, TILE, width // GROUP).transpose(1, 2).contiguous()
-    return Matrix(FP4, rows, width, tiles, factors)
+    tiles = _padded(packed).view(-1, TILE, width // 8, 4).transpose(1, 2)
+    factors = _padded(scales).view(-1, TILE, width // GROUP).transpose(1, 2)
+    return Matrix(FP4, rows, width, _laid_out(tiles, arena), _laid_out(factors, arena))
 
 
-def tile_fp8(codes: Tensor, scales: Tensor) -> Matrix:
+def tile_fp8(codes: Tensor, scales: Tensor, arena: Arena | None = None) -> Matrix:
     """Tile an FP8 matrix: codes uint8 [N, K], E8M0 bytes of 32 x 32 blocks [ceil(N / 32), K / 32]."""
     rows, width = codes.shape
     _check(width, FP8)
     # [tiles, 4, 4 rows, K / 4, 2, 2 bytes] to [tiles, K / 4, 4, 2, 4 rows, 2 bytes]
     split = _padded(codes).view(-1, 4, 4, width // 4, 2, 2)
-    return Matrix(FP8, rows, width, split.permute(0, 3, 1, 4, 2, 5).contiguous(), scales.contiguous())
+    tiles = split.permute(0, 3, 1, 4, 2, 5)
+    return Matrix(FP8, rows, width, _laid_out(tiles, arena), _laid_out(scales, arena))
 
 
-def tile_bf16(values: Tensor) -> Matrix:
+def tile_bf16(values: Tensor, arena: Arena | None = None) -> Matrix:
     """Tile a bfloat16 matrix [N, K]."""
     rows, width = values.shape
     _check(width, BF16)
     raw = _padded(values.contiguous().view(torch.uint8).view(rows, width // 2, 4))
-    return Matrix(BF16, rows, width, raw.view(-1, TILE, width // 2, 4).transpose(1, 2).contiguous(), None)
+    return Matrix(BF16, rows, width, _laid_out(raw.view(-1, TILE, width // 2, 4).transpose(1, 2), arena), None)
 
 
 def rows_from(matrix: Matrix, low: int) -> Matrix:

@@ -14,7 +14,7 @@ from headrace.core.errors import InternalError
 from headrace.kernels.block_quant import decode_fp8_weight
 from headrace.kernels.grouped_experts import Expert, ExpertSet, PackedExperts, PackedMatrix
 from headrace.kernels.native.choice import Choice, choose
-from headrace.kernels.native.tiles import Matrix, tile_bf16
+from headrace.kernels.native.tiles import Matrix
 from headrace.kernels.product import pad_columns
 from headrace.memory.table import Table
 from headrace.models.deepseek_v41.config import Config
@@ -23,11 +23,11 @@ from headrace.models.deepseek_v41.tiled import (
     HeldElsewhere,
     TiledDraft,
     TiledLayer,
+    Tiler,
     tile_attention,
     tile_compressor,
     tile_draft,
     tile_experts,
-    tile_ngram,
 )
 from headrace.models.deepseek_v41.weights import Weights
 
@@ -167,6 +167,7 @@ class _Source:
         self._device = device
         self._dtype = dtype
         self._block = config.block
+        self.tiler = Tiler(self.stored)
 
     def has(self, name: str) -> bool:
         return name in self._tensors
@@ -226,7 +227,7 @@ def build_parameters(
         name: source.dense(name)
         for name in source.names(("vision.", "aligner.", "image_start", "image_end", "image_newline"))
     }
-    tiled_head = tile_bf16(source.stored("head.weight")) if "head" in source.native else None
+    tiled_head = source.tiler.bf16("head") if "head" in source.native else None
     parameters = Parameters(
         embed=source.dense("embed.weight"),
         head=source.nothing() if tiled_head else source.fp32_matrix("head.weight"),
@@ -269,15 +270,13 @@ def _tiled(source: _Source, prefix: str, plan: LayerPlan, config: Config) -> Til
     attention = experts = None
     if "attention" in source.native:
         has_query = source.has(f"{prefix}.attn.indexer.wq_b.weight")
-        attention = tile_attention(source.stored, f"{prefix}.attn", config, has_index_query=has_query)
+        attention = tile_attention(source.tiler, f"{prefix}.attn", config, has_index_query=has_query)
     if "experts" in source.native:
-        experts = tile_experts(source.stored, f"{prefix}.ffn", plan, _num_experts(plan, config))
+        experts = tile_experts(source.tiler, f"{prefix}.ffn", plan, _num_experts(plan, config))
     has_compressor = "compress" in source.native and plan.role == "full"
-    compressor = tile_compressor(source.stored, f"{prefix}.attn", plan) if has_compressor else None
+    compressor = tile_compressor(source.tiler, f"{prefix}.attn", plan) if has_compressor else None
     has_ngram = "ngram" in source.native and plan.has_ngram
-    return TiledLayer(
-        attention, experts, compressor, tile_ngram(source.stored, f"{prefix}.engram") if has_ngram else None
-    )
+    return TiledLayer(attention, experts, compressor, source.tiler.fp8(f"{prefix}.engram.wkv") if has_ngram else None)
 
 
 def _attention_norms(source: _Source, prefix: str, _: Config) -> AttentionWeights:
@@ -303,7 +302,10 @@ def _num_experts(plan: LayerPlan, config: Config) -> int:
 
 
 def _mix(source: _Source, prefix: str) -> MixWeights:
-    return MixWeights(source.fp32_matrix(f"{prefix}_fn"), source.fp32(f"{prefix}_base"), source.fp32(f"{prefix}_scale"))
+    fn = source.fp32_matrix(f"{prefix}_fn")
+    if "mhc" in source.native:
+        fn = source.tiler.arena.copy(fn)
+    return MixWeights(fn, source.fp32(f"{prefix}_base"), source.fp32(f"{prefix}_scale"))
 
 
 def _attention(source: _Source, prefix: str, config: Config) -> AttentionWeights:
@@ -373,7 +375,7 @@ def _ngram(source: _Source, prefix: str, plan: LayerPlan) -> NgramWeights | None
 def _draft(source: _Source, config: Config, plans: tuple[LayerPlan, ...]) -> DraftWeights:
     drafts = [plan for plan in plans if plan.is_draft]
     last, native = f"mtp.{len(drafts) - 1}", source.native
-    tiled = tile_draft(source.stored, last, native)
+    tiled = tile_draft(source.tiler, last, native)
     has_head = "head" in native
     return DraftWeights(
         tiled=tiled,

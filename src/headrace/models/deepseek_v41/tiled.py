@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace.core.errors import InternalError
+from headrace.kernels.native.arena import Arena
 from headrace.kernels.native.choice import OPERATIONS
 from headrace.kernels.native.experts import ExpertMatrices
 from headrace.kernels.native.tiles import Matrix, tile_bf16, tile_fp4, tile_fp8
@@ -18,6 +19,7 @@ from headrace.models.deepseek_v41.plan import LayerPlan
 
 Take = Callable[[str], Tensor]
 """Hands out a tensor of the checkpoint once, by name: bytes as uint8 for FP8 and FP4, otherwise as stored."""
+_PARTS = ("weight", "scale")
 
 
 @dataclass(frozen=True)
@@ -87,74 +89,85 @@ class HeldElsewhere:
     down = gate_up
 
 
-def tile_attention(take: Take, prefix: str, config: Config, *, has_index_query: bool) -> TiledAttention:
+class Tiler:
+    """Takes tensors out of a checkpoint by name and tiles them into one arena."""
+
+    def __init__(self, take: Take) -> None:
+        self.take = take
+        self.arena = Arena()
+
+    def fp8(self, name: str) -> Matrix:
+        """Tile an FP8 linear."""
+        return tile_fp8(self.take(f"{name}.weight"), self.take(f"{name}.scale"), self.arena)
+
+    def fp4(self, name: str) -> Matrix:
+        """Tile an FP4 linear."""
+        return tile_fp4(self.take(f"{name}.weight"), self.take(f"{name}.scale"), self.arena)
+
+    def bf16(self, name: str) -> Matrix:
+        """Tile a bfloat16 linear."""
+        return tile_bf16(self.take(f"{name}.weight"), self.arena)
+
+    def stacked_fp8(self, first: str, second: str) -> Matrix:
+        """Tile two FP8 linears of one input as one, the first one's outputs first."""
+        codes, scales = (torch.cat([self.take(f"{name}.{part}") for name in (first, second)]) for part in _PARTS)
+        return tile_fp8(codes, scales, self.arena)
+
+
+def tile_attention(tiler: Tiler, prefix: str, config: Config, *, has_index_query: bool) -> TiledAttention:
     """Tile one layer's attention matrices."""
-
-    def fp8(name: str) -> Matrix:
-        return tile_fp8(take(f"{prefix}.{name}.weight"), take(f"{prefix}.{name}.scale"))
-
-    low_rank, window = ((take(f"{prefix}.{name}.weight"), take(f"{prefix}.{name}.scale")) for name in ("wq_a", "wkv"))
-    codes, scales = take(f"{prefix}.wo_a.weight"), take(f"{prefix}.wo_a.scale")
+    codes, scales = (tiler.take(f"{prefix}.wo_a.{part}") for part in _PARTS)
     rank = config.o_lora_rank
     groups = tuple(
-        tile_fp8(codes[low : low + rank], scales[low // 32 : (low + rank) // 32].contiguous())
+        tile_fp8(codes[low : low + rank], scales[low // 32 : (low + rank) // 32], tiler.arena)
         for low in range(0, config.o_groups * rank, rank)
     )
     return TiledAttention(
-        q_a_kv=tile_fp8(*(torch.cat(parts) for parts in zip(low_rank, window, strict=True))),
-        q_b=fp8("wq_b"),
+        q_a_kv=tiler.stacked_fp8(f"{prefix}.wq_a", f"{prefix}.wkv"),
+        q_b=tiler.fp8(f"{prefix}.wq_b"),
         o_a=groups,
-        o_b=fp8("wo_b"),
-        index_q_b=fp8("indexer.wq_b") if has_index_query else None,
-        head_weights=tile_bf16(take(f"{prefix}.indexer.weights_proj.weight")) if has_index_query else None,
+        o_b=tiler.fp8(f"{prefix}.wo_b"),
+        index_q_b=tiler.fp8(f"{prefix}.indexer.wq_b") if has_index_query else None,
+        head_weights=tiler.bf16(f"{prefix}.indexer.weights_proj") if has_index_query else None,
     )
 
 
-def tile_compressor(take: Take, prefix: str, plan: LayerPlan) -> TiledCompressor:
+def tile_compressor(tiler: Tiler, prefix: str, plan: LayerPlan) -> TiledCompressor:
     """Tile one KV source's matrices."""
-    gate = take(f"{prefix}.compressor.wgate.weight") if plan.ratio == 2 else None
     return TiledCompressor(
-        kv=tile_bf16(take(f"{prefix}.compressor.wkv.weight")),
-        gate=None if gate is None else tile_bf16(gate),
-        index_key=tile_bf16(take(f"{prefix}.indexer.wk.weight")),
+        kv=tiler.bf16(f"{prefix}.compressor.wkv"),
+        gate=tiler.bf16(f"{prefix}.compressor.wgate") if plan.ratio == 2 else None,
+        index_key=tiler.bf16(f"{prefix}.indexer.wk"),
     )
 
 
-def tile_ngram(take: Take, prefix: str) -> Matrix:
-    """Tile the key and value product of an n-gram layer."""
-    return tile_fp8(take(f"{prefix}.wkv.weight"), take(f"{prefix}.wkv.scale"))
-
-
-def tile_draft(take: Take, last: str, native: frozenset[str]) -> TiledDraft:
+def tile_draft(tiler: Tiler, last: str, native: frozenset[str]) -> TiledDraft:
     """Tile the draft module's own matrices; `last` is the prefix of its last layer."""
     has_head = "head" in native
     return TiledDraft(
-        main_proj=tile_fp8(take("mtp.0.main_proj.weight"), take("mtp.0.main_proj.scale"))
-        if "attention" in native
-        else None,
-        markov_head=tile_bf16(take(f"{last}.markov_head.head.weight")) if has_head else None,
-        confidence=tile_bf16(take(f"{last}.confidence_head.proj.weight")) if has_head else None,
+        main_proj=tiler.fp8("mtp.0.main_proj") if "attention" in native else None,
+        markov_head=tiler.bf16(f"{last}.markov_head.head") if has_head else None,
+        confidence=tiler.bf16(f"{last}.confidence_head.proj") if has_head else None,
     )
 
 
-def tile_experts(take: Take, prefix: str, plan: LayerPlan, count: int) -> ExpertMatrices:
+def tile_experts(tiler: Tiler, prefix: str, plan: LayerPlan, count: int) -> ExpertMatrices:
     """Tile one layer's router and experts."""
-
-    def fp4(part: str) -> tuple[Matrix, ...]:
-        names = [f"{prefix}.experts.{expert}.{part}" for expert in range(count)]
-        return tuple(tile_fp4(take(f"{name}.weight"), take(f"{name}.scale")) for name in names)
-
+    # an expert's matrices lie together
+    experts = [
+        [tiler.fp4(f"{prefix}.experts.{expert}.{part}") for part in ("w1", "w3", "w2")] for expert in range(count)
+    ]
+    gate, up, down = zip(*experts, strict=True)
     shared = f"{prefix}.shared_experts"
-    gate_up = [torch.cat([take(f"{shared}.{name}.{part}") for name in ("w1", "w3")]) for part in ("weight", "scale")]
     return ExpertMatrices(
-        router=tile_bf16(take(f"{prefix}.gate.weight")),
-        bias=take(f"{prefix}.gate.bias"),
-        image_bias=None if plan.is_draft else take(f"{prefix}.gate.bias_vl"),
-        gate=fp4("w1"),
-        up=fp4("w3"),
-        down=fp4("w2"),
-        shared_gate_up=tile_fp8(gate_up[0], gate_up[1]),
-        shared_down=tile_fp8(take(f"{shared}.w2.weight"), take(f"{shared}.w2.scale")),
+        router=tiler.bf16(f"{prefix}.gate"),
+        bias=tiler.take(f"{prefix}.gate.bias"),
+        image_bias=None if plan.is_draft else tiler.take(f"{prefix}.gate.bias_vl"),
+        gate=gate,
+        up=up,
+        down=down,
+        shared_gate_up=tiler.stacked_fp8(f"{shared}.w1", f"{shared}.w3"),
+        shared_down=tiler.fp8(f"{shared}.w2"),
     )
 
 
