@@ -1,12 +1,14 @@
 """Native kernels at released sizes, one row each: against reading memory, and the index over a million keys.
 
-Matrices are many, so that none is in cache when its turn comes. A plain read of the same bytes is measured in turn.
+Matrices are many, so that none is in cache when its turn comes, and lie in an arena as a model's do. A plain read of
+the same bytes is measured in turn.
 """
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.kernels.native.arena import Arena
 from headrace.kernels.native.attention import Attention
 from headrace.kernels.native.index import Index, Shape
 from headrace.kernels.native.library import Library, load
@@ -29,16 +31,17 @@ def random_bytes(*shape: int) -> Tensor:
     return torch.randint(0, 255, shape, dtype=torch.uint8)
 
 
-def matrix(rows: int, width: int, *, is_fp4: bool) -> Matrix:
+def matrix(rows: int, width: int, arena: Arena, *, is_fp4: bool) -> Matrix:
     if is_fp4:
-        return tile_fp4(random_bytes(rows, width // 2), torch.full((rows, width // 32), 120, dtype=torch.uint8))
+        return tile_fp4(random_bytes(rows, width // 2), torch.full((rows, width // 32), 120, dtype=torch.uint8), arena)
     codes = random_bytes(rows, width).clamp_max(0x7E)
-    return tile_fp8(codes, torch.full((rows // 32, width // 32), 120, dtype=torch.uint8))
+    return tile_fp8(codes, torch.full((rows // 32, width // 32), 120, dtype=torch.uint8), arena)
 
 
 def products(library: Library, name: str, rows: int, width: int, repetitions: int) -> list[Figure]:
     """Single rows through many matrices against a plain read of the same bytes."""
-    matrices = [matrix(rows, width, is_fp4=name == "FP4") for _ in range(MATRICES)]
+    arena = Arena()
+    matrices = [matrix(rows, width, arena, is_fp4=name == "FP4") for _ in range(MATRICES)]
     runs = [Product(library, one, is_quantised=True) for one in matrices]
     flat = [one.tiles.view(-1).view(torch.int64) for one in matrices]
     x = torch.randn(1, width).bfloat16()
