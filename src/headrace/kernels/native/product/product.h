@@ -150,7 +150,7 @@ static inline void dot_group(const uint8_t* tile, const code_t* const* a, int64_
   }
 }
 
-constexpr int64_t AHEAD = 2048;  // bytes
+constexpr int64_t AHEAD = 8192;  // bytes; memory answers late, and the processor itself does not look beyond a page
 
 template <int KIND, int ROWS>
 static inline void one_tile(const Matrix& w, int64_t tile, const code_t* const* a, const float* const* scales, v16* out) {
@@ -160,7 +160,7 @@ static inline void one_tile(const Matrix& w, int64_t tile, const code_t* const* 
   const uint8_t* factors = w.scales + (KIND == FP4 ? tile * groups * 16 : (tile / 2) * groups);
   for (int r = 0; r < ROWS; r++) out[r] = v16{};
   for (int64_t g = 0; g < groups; g++, at += step) {
-    if (ROWS == 1)  // memory is what a single row waits for
+    if (ROWS <= 4)  // memory is what few rows wait for
       for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(at + AHEAD + line);
     v16 sums[ROWS];
     dot_group<KIND, ROWS>(at, a, 32 * g, sums);
