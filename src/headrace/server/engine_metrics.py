@@ -34,7 +34,7 @@ _DRAFT_TEXTS = {
     "calibration_guesses": "Drafted tokens that it is of.",
     "rates": "Tokens per second lately, by requests in a step and whether it drafted.",
     "paused": "Whether steps of so many requests go without drafts.",
-    "probes": "Times that the other way was tried.",
+    "probes": "Times that a single step with drafts was tried.",
     "pauses": "Times that drafting was paused.",
 }
 

@@ -1,14 +1,16 @@
 """Guesses change how fast an answer comes and nothing else, however many of them are right."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
+from headrace.engine.core import drafts
 from headrace.engine.core.core import EngineCore
+from headrace.engine.core.draft_policy import DraftPolicy
 from headrace.engine.core.dspark import DSpark
 from headrace.engine.core.events import TokenEvent
 from headrace.engine.drafting.drafter import Committed, Wanted
@@ -233,6 +235,64 @@ def test_the_draft_module_changes_no_answer(chunk: int, kind: dict) -> None:
     drafted = answer(core(model, drafter=DSpark(model, 250), **size), ids, params(max_tokens=20, **kind))
     assert said(drafted) == said(plain)
     assert drafted.work.drafts_proposed > 0
+
+
+class Breaks(DraftPolicy):
+    """Drafts in the first steps and the last ones, and says in between that it will not for long."""
+
+    steps = 0
+
+    def wants(self, rooms: Mapping[str, int]) -> bool:
+        self.steps += bool(rooms)
+        return bool(rooms) and not 3 <= self.steps <= 14
+
+    @property
+    def wait(self) -> float:
+        return 1000.0 if 3 <= self.steps <= 12 else 0.0
+
+
+@KINDS
+def test_drafts_go_on_after_steps_that_gave_no_taps(kind: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "_MOST_SKIPS", 0)  # `Breaks` counts how often it is asked
+    model = golden()
+    ids = np.random.default_rng(2).integers(0, 250, 90).tolist()
+    plain = answer(core(model, max_context=512), ids, params(max_tokens=40, **kind))
+    engine = core(model, drafter=DSpark(model, 250), max_context=512)
+    drafting = engine._drafting
+    drafting.policy = Breaks(3)
+    asked: list[bool] = []
+    wants_taps = drafting.wants_taps
+    drafting.wants_taps = lambda **said: asked.append(wants_taps(**said)) or asked[-1]
+    assert said(answer(engine, ids, params(max_tokens=40, **kind))) == said(plain)
+    assert asked[0]
+    assert asked.count(False) == 10
+    steps = [one for step in engine.traces.newest() for one in step.requests if one.kind == "decode"]
+    proposed = [step.drafts_made for step in steps]
+    assert [bool(count) for count in proposed[:14]] == [True, True, *[False] * 12]
+    assert proposed[14:-3] == [3] * len(proposed[14:-3])
+    assert len(proposed) > 20
+
+
+def test_while_drafting_has_to_wait_most_steps_ask_nothing_and_the_guard_still_hears_of_all() -> None:
+    model = golden()
+    engine = core(model, drafter=DSpark(model, 250), max_context=512)
+    policy = engine._drafting.policy = DraftPolicy(3)
+    asked: list[int] = []
+    wants = policy.wants
+    policy.wants = lambda rooms: asked.extend(rooms.values()) or wants(rooms)
+    ids = np.random.default_rng(2).integers(0, 250, 90).tolist()
+    client = Client(engine)
+    client.submit("a", ids, params(max_tokens=120))
+    while len(engine._sequences["a/0"].answer.token_ids) < 34:
+        client.step()
+    assert asked == [119, 111, 103, 95, 87]
+    client.submit("b", ids, params(max_tokens=3))  # whoever comes or goes is seen at once
+    client.step(8)
+    assert asked[-1] < 119 - 34
+    assert set(policy._guard._ledgers) <= {"a/0", "b/0"}
+    client.finish()
+    assert engine._drafting._plain == []
+    assert policy._guard._ledgers == {}
 
 
 def test_the_draft_module_hears_what_it_would_hear_without_guesses() -> None:

@@ -160,8 +160,35 @@ def test_sizes_of_batch_have_accounts_of_their_own() -> None:
     Run(15, lambda _: 3, guard=guard).steps(200)
     Run(15, lambda _: 0, guard=guard, batch=5).steps(200)
     assert {size: report.is_paused for size, report in guard.report().items()} == {1: False, 4: True}
-    assert guard.report_of(7) == guard.report()[4]
-    assert guard.report_of(2) is None
+    assert guard.gain(1) == guard.report()[1].with_drafts / guard.report()[1].without
+    assert guard.gain(7) == guard.gain(4) != guard.gain(1)
+    assert guard.gain(2) is None
+
+
+def test_the_wait_says_when_a_round_can_come_at_the_earliest() -> None:
+    run = Run(15, lambda _: 0)
+    waits = []
+    for _ in range(300):
+        run.steps(1)
+        waits.append(run.guard.wait)
+    first = run.drafted.index(True)
+    assert waits[1:first] == pytest.approx([0.5 / SHARE - step for step in range(1, first)])
+    second = run.drafted.index(True, first + 1)
+    assert waits[first + 1] == pytest.approx(second - first - 1, abs=1)
+
+
+def test_plain_steps_may_be_told_together() -> None:
+    one, other = Guard(lambda _: 1.7), Guard(lambda _: 1.7)
+    times = [0.010 + 0.001 * (step % 3) for step in range(20)]
+    for seconds in times:
+        assert not one.drafts({"a": 300, "b": 300})
+        one.add({"a": 1, "b": 1}, is_drafted=False, seconds=seconds)
+    other.drafts({"a": 300, "b": 300})
+    other.add_plain({"a", "b"}, times)
+    other.add_plain((), times)
+    assert one.drafts({"a": 280, "b": 280}) == other.drafts({"a": 280, "b": 280})
+    assert one.wait == other.wait == pytest.approx(0.7 / CROWD_SHARE - 20)
+    assert one.report() == other.report()
 
 
 def test_steps_that_also_read_prompts_count_at_the_known_price() -> None:

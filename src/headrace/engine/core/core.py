@@ -227,7 +227,7 @@ class EngineCore:
 
     def _guesses(self, plan: StepPlan) -> dict[str, Proposal]:
         """Return the guesses that a plan has rows for."""
-        if self._drafting is None:
+        if self._drafting is None or not self._drafting.is_drafting:
             return {}
         rows = plan.decodes
         return {row.request_id: self._drafting.take(self._sequences[row.request_id], row.drafts) for row in rows}
@@ -345,7 +345,7 @@ class EngineCore:
         return events
 
     def _forward(self, rows: StepRows) -> list[Candidate]:
-        wants_taps = self._drafting is not None and self._drafting.wants_taps
+        wants_taps = self._drafting is not None and self._drafting.wants_taps(has_prefill=rows.has_prefill)
         return run(self.model, rows, self.samplers.vocab_size, self._accountant, wants_taps=wants_taps)
 
     def _settle(self, one: Candidate, rows: StepRows) -> None:

@@ -1,6 +1,6 @@
 """Whether a step drafts, and how many guesses of each sequence it verifies: costs, confidences and what happened."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from headrace.engine.drafting.cost_table import CostTable
@@ -76,6 +76,11 @@ class DraftPolicy:
         if self._guard is not None:
             self._guard.add(tokens, is_drafted=is_drafted, seconds=seconds)
 
+    def note_plain(self, names: Collection[str], seconds: Sequence[float]) -> None:
+        """Take steps that neither drafted nor read prompts, each of which brought each request one token."""
+        if self._guard is not None:
+            self._guard.add_plain(names, seconds)
+
     def forget(self, name: str) -> None:
         """Let go of a request."""
         if self._guard is not None:
@@ -87,10 +92,12 @@ class DraftPolicy:
 
     def gain(self, batch: int) -> float | None:
         """Return tokens per second with drafts over those without, at this size of batch; None if not measured."""
-        found = None if self._guard is None or not batch else self._guard.report_of(batch)
-        if found is None or not found.with_drafts or not found.without:
-            return None
-        return found.with_drafts / found.without
+        return None if self._guard is None or not batch else self._guard.gain(batch)
+
+    @property
+    def wait(self) -> float:
+        """Steps before which the requests that `wants` was last asked about will not draft."""
+        return 0.0 if self._guard is None else self._guard.wait
 
     def status(self) -> dict[str, float]:
         """Return the guard's report and the calibration error as flat numbers; what was not measured is left out.

@@ -16,6 +16,8 @@ from headrace.engine.drafting.choice import Choice
 from headrace.engine.drafting.drafter import Committed, Drafter, Wanted
 from headrace.engine.drafting.proposal import Proposal
 
+_MOST_SKIPS = 7
+
 
 @dataclass
 class Track:
@@ -53,23 +55,32 @@ class Drafting:
         self.gain: float | None = None  # of drafting at this step's size of batch, as far as measured
         self._window = window
         self._tracks: dict[str, Track] = {}
-        self._decoding: set[str] = set()  # in the step that is being made
+        self._rooms: dict[str, int] = {}  # of the sequences that decode in the step that is being made
+        self._is_near = True
+        self._skips = 0  # steps to come that will not draft whatever happens
+        self._plain: list[float] = []  # seconds of steps without drafts that the policy has not heard of
 
-    @property
-    def wants_taps(self) -> bool:
-        """Whether a forward pass has to give taps."""
-        return self.drafter.wants_taps
+    def wants_taps(self, *, has_prefill: bool) -> bool:
+        """Whether the step's forward pass has to give taps: not while nobody will draft before they are too old."""
+        return self.drafter.wants_taps and (has_prefill or self._is_near)
 
     def propose(self, sequences: Iterable[Sequence]) -> dict[str, int]:
         """Make guesses for the sequences that decode, and return how many each of them has.
 
-        A sequence that still has guesses nobody verified, because it had no row or was away, keeps them.
+        A sequence that still has guesses nobody verified, because it had no row or was away, keeps them. Where drafting
+        has to wait, some steps pass without a look at anything.
         """
+        if self._skips:
+            self._skips -= 1
+            return {}
+        self._settle()
         ready = [sequence for sequence in sequences if _can_draft(sequence)]
-        self.is_drafting = self.policy.wants({sequence.request_id: _room(sequence) for sequence in ready})
+        self._rooms = {sequence.request_id: _room(sequence) for sequence in ready}
+        self.is_drafting = self.policy.wants(self._rooms)
         self.gain = self.policy.gain(len(ready))
-        self._decoding = {sequence.request_id for sequence in ready}
+        self._is_near = self.policy.wait < min(self._window, max(self._rooms.values(), default=0))
         if not self.is_drafting:
+            self._skips = min(_MOST_SKIPS, max(0, int(self.policy.wait) - 1)) if ready else 0
             return {}
         open_ones = [sequence for sequence in ready if self._proposal_of(sequence) is None]
         self._tell(open_ones)
@@ -97,21 +108,36 @@ class Drafting:
 
     def note_step(self, found: Sequences[Candidate], *, has_prefill: bool, seconds: float) -> None:
         """Take what a step brought: how many guesses stayed, tokens, and how fast it was if it read no prompt."""
+        if not self.is_drafting and not has_prefill:
+            self._plain.append(seconds)
+            return
+        self._settle()
         decoded = [one for one in found if one.taken]
-        for one in decoded:
-            self.policy.note_round(one.proposal, one.accepted)
-        names = self._decoding
+        if self.is_drafting:
+            for one in decoded:
+                self.policy.note_round(one.proposal, one.accepted)
+        names = self._rooms
         going = {one.sequence.request_id: one.taken for one in decoded if one.sequence.request_id in names}
         self.policy.note_step(going, is_drafted=self.is_drafting, seconds=None if has_prefill else seconds)
 
+    def _settle(self) -> None:
+        """Tell the policy of the steps without drafts since it last heard, and look again at the next step."""
+        if self._plain:
+            self.policy.note_plain(self._rooms, self._plain)
+            self._plain.clear()
+        self._skips = 0
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let another answer begin with what is kept of the first."""
+        self._settle()
         track = self._tracks.get(parent.request_id)
         if track is not None:
             self._tracks[child.request_id] = Track(taps=list(track.taps))
 
     def forget(self, request_id: str) -> None:
         """Let go of a sequence."""
+        self._settle()
+        self._rooms.pop(request_id, None)
         self._tracks.pop(request_id, None)
         self.drafter.forget([request_id])
         self.policy.forget(request_id)
@@ -145,7 +171,8 @@ class Drafting:
 
 def _can_draft(sequence: Sequence) -> bool:
     state = sequence.state
-    return state is not None and bool(sequence.answer.token_ids) and state.length == sequence.num_committed
+    has_begun = bool(sequence.answer.token_ids) and not sequence.is_over
+    return has_begun and state is not None and state.length == sequence.num_committed
 
 
 def _room(sequence: Sequence) -> int:

@@ -12,18 +12,13 @@ the largest that is not above it). A step drafts only if both hold:
   drafting; tries that fail double that time, up to eight times.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from headrace.engine.drafting.ledger import Ledger, StepTimes
+from headrace.engine.drafting.ledger import PLAIN_WINDOW, Ledger, StepTimes
 
-
-class Price(Protocol):
-    """What a drafted step takes, in plain steps of as many requests, before any was measured."""
-
-    def __call__(self, batch: int) -> float:
-        """Return it."""
+Price = Callable[[int], float]
+"""What a drafted step of so many requests takes, in plain steps, before any was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +31,7 @@ class GuardSettings:
         margin: how much more a round must bring than it takes, as a share, to begin again after a pause: measured
             times are not exact, and at equal speed there shall be no to and fro.
         max_doublings: of the time between tries that fail.
+        least_guess: what a drafted step is taken to cost at least, in plain steps, before any was measured.
         refresh_steps: drafted steps after which a plain one shows anew what it takes.
     """
 
@@ -44,6 +40,7 @@ class GuardSettings:
     margin: float = 0.06
     max_doublings: int = 3
     refresh_steps: int = 64
+    least_guess: float = 1.5
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,16 @@ class GuardReport:
 class _Account:
     """One size of batch.
 
-    `idle` is time since the last drafted step, `failures` how many tries in a row brought less than they took,
-    `opening` what a request's first round lately gained, and `typical` the tokens of a round of one request.
+    Attributes:
+        times: what steps took.
+        idle: plain steps since the last drafted one.
+        failures: how many tries in a row brought less than they took.
+        opening: what a request's first round lately gained.
+        typical: tokens of a round of one request.
+        since_plain: drafted steps since the last plain one.
+        is_paused, is_try: what the newest step was.
+        probes, pauses: as in `GuardReport`.
+        gain: newest ratio of tokens per second with drafts to without.
     """
 
     times: StepTimes
@@ -76,6 +81,7 @@ class _Account:
     since_plain: int = 0
     is_paused: bool = True
     is_try: bool = False
+    gain: float | None = None
     probes: int = 0
     pauses: int = 0
 
@@ -99,6 +105,7 @@ class Guard:
         self._price = price
         self._accounts: dict[int, _Account] = {}
         self._ledgers: dict[str, Ledger] = {}
+        self._wait = 0.0
 
     def drafts(self, rooms: Mapping[str, int]) -> bool:
         """Return whether the next step of these requests drafts.
@@ -108,14 +115,21 @@ class Guard:
         """
         account = self._account(len(rooms))
         if account.since_plain >= self._settings.refresh_steps:
+            self._wait = 1.0
             return False
-        share = self._settings.share if len(rooms) == 1 else self._settings.crowd_share
-        is_drafting, account.is_try = self._decide(account, self._together(rooms, account), share)
-        is_paused = account.is_try or not is_drafting
+        self._wait, is_try = self._plan(account, self._together(rooms, account), len(rooms))
+        is_drafting = self._wait <= 0
+        account.is_try = is_try and is_drafting
+        account.probes += account.is_try
+        is_paused = is_try or not is_drafting
         account.pauses += is_paused and not account.is_paused
         account.is_paused = is_paused
-        account.probes += account.is_try
         return is_drafting
+
+    @property
+    def wait(self) -> float:
+        """Steps, as `drafts` last saw it, before which these requests will not draft; they may end sooner."""
+        return self._wait
 
     def add(self, tokens: Mapping[str, int], *, is_drafted: bool, seconds: float | None) -> None:
         """Take what a step brought.
@@ -137,9 +151,23 @@ class Guard:
             self._note_round(account, tokens, took)
         elif seconds is not None:
             account.since_plain = 0
+        if account.times.drafted and (is_drafted or account.gain is None):
+            account.gain = account.times.gain
         account.idle = 0.0 if is_drafted else account.idle + 1
         for name, count in tokens.items():
             self._ledger(name).add(count, took, is_drafted=is_drafted)
+
+    def add_plain(self, names: Collection[str], seconds: Sequence[float]) -> None:
+        """Take several steps without drafts that did nothing else, each of which brought each request one token."""
+        if not names or not seconds:
+            return
+        account = self._account(len(names))
+        for one in seconds[-PLAIN_WINDOW:]:
+            account.times.add(one, len(names), is_drafted=False)
+        account.since_plain = 0
+        account.idle += len(seconds)
+        for name in names:
+            self._ledger(name).add_plain(len(seconds))
 
     def forget(self, name: str) -> None:
         """Let go of a request."""
@@ -149,28 +177,28 @@ class Guard:
         """Return what is known, by the smallest batch of each account."""
         return {size: _report(account) for size, account in sorted(self._accounts.items())}
 
-    def report_of(self, batch: int) -> GuardReport | None:
-        """Return what is known of the account that a batch belongs to; None before it was met."""
+    def gain(self, batch: int) -> float | None:
+        """Return tokens per second of steps that drafted over those that did not; None before both were measured."""
         account = self._accounts.get(_size(batch))
-        return None if account is None else _report(account)
+        return None if account is None else account.gain
 
-    def _decide(self, account: _Account, batch: _Batch, share: float) -> tuple[bool, bool]:
-        """Return whether to draft, and whether that is only a try."""
+    def _plan(self, account: _Account, batch: _Batch, count: int) -> tuple[float, bool]:
+        """Return how many plain steps to wait before drafting, 0 or less for none, and whether it will be a try."""
         price = account.times.price
+        share = self._settings.share if count == 1 else self._settings.crowd_share
         worst = max(0.0, price - 1)
-        if not account.times.plain:
-            return False, False
         is_trusted = account.opening > 0 and worst <= share * (batch.spent + batch.room)
-        allowed = max(share * batch.spent, worst if is_trusted else 0.0)
-        if worst > batch.surplus + allowed:
-            return False, False
+        debt = worst - batch.surplus
+        can_afford = debt <= 0 or (is_trusted and debt <= worst)
+        affordable = 0.0 if can_afford else debt / share - batch.spent
+        if not account.times.plain:
+            affordable = max(affordable, 1.0)
         if is_trusted and batch.newest is None:
-            return True, False
+            return affordable, False
         wanted = price * (1 + self._settings.margin * account.is_paused)
         if batch.newest is not None and max(batch.expected, batch.newest) >= wanted:
-            return True, False
-        is_due = account.idle * share >= worst * 2**account.failures
-        return is_due, is_due
+            return affordable, False
+        return max(affordable, worst * 2**account.failures / share - account.idle), True
 
     def _note_round(self, account: _Account, tokens: Mapping[str, int], took: float) -> None:
         gained = sum(tokens.values()) / len(tokens) - took
@@ -205,7 +233,7 @@ class Guard:
     def _account(self, batch: int) -> _Account:
         size = _size(batch)
         if size not in self._accounts:
-            self._accounts[size] = _Account(StepTimes(self._price(size)))
+            self._accounts[size] = _Account(StepTimes(max(self._settings.least_guess, self._price(size))))
         return self._accounts[size]
 
 

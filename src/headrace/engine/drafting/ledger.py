@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 PLAIN_WINDOW, DRAFTED_WINDOW = 5, 9
 """Newest steps of each kind whose median counts; few, so that both are of a machine in the same mood."""
-_PADDING = 3  # drafted steps that are measured before the first guess of the price counts no longer
+_SURE_STEPS = 3  # drafted steps that are measured before the first guess of the price counts no longer
 _FADE = 0.8
 _MAX_STRETCH = 3.0  # a step that took more than so many times the price was held up by something else
 
@@ -38,6 +38,11 @@ class Ledger:
             self._sum = self._sum * _FADE + tokens
             self._weight = self._weight * _FADE + 1
 
+    def add_plain(self, steps: int) -> None:
+        """Take so many steps that did not draft."""
+        self.tokens += steps
+        self.spent += steps
+
     def expected(self, typical: float) -> float:
         """Return the tokens of its next round: the mean of its newest ones and one of the typical kind."""
         return (self._sum + typical) / (self._weight + 1)
@@ -65,11 +70,19 @@ class StepTimes:
         (self.drafted if is_drafted else self.plain).append((seconds, tokens))
         plain = _median([one for one, _ in self.plain])
         if plain and self.drafted:
-            known = [one / plain for one, _ in self.drafted]
-            self.price = _median(known + [self._guess] * (_PADDING - len(known)))
+            measured = _median([one / plain for one, _ in self.drafted])
+            # of the first few the dearer counts, for what may be lost goes by it; one that slept tells nothing
+            is_new = len(self.drafted) < _SURE_STEPS
+            self.price = max(self._guess, min(measured, 2 * self._guess)) if is_new else measured
         if not is_drafted:
             return 1.0
         return min(seconds / plain, _MAX_STRETCH * self.price) if plain else self.price
+
+    @property
+    def gain(self) -> float | None:
+        """Tokens per second of the newest drafted steps over the newest plain ones; None without one of them."""
+        drafted, plain = self.rate(is_drafted=True), self.rate(is_drafted=False)
+        return drafted / plain if drafted and plain else None
 
     def rate(self, *, is_drafted: bool) -> float | None:
         """Return tokens per second over the newest steps of a kind; None without any.
