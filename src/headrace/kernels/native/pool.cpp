@@ -4,13 +4,15 @@
 // holds up no piece but the one it is in, and one that comes late finds nothing to do and is waited for by nobody.
 // Threads that find nothing spin for some microseconds, because the next call of a step usually comes by then, and sleep
 // after; so does the caller while others finish. A busy machine gets its cores back. A caller that waits longer for others
-// than they save it computes everything itself for a while. Whoever computes a piece never changes its bits.
+// than they save it computes everything itself for a while. Where fewer are wanted than before the others rest; none
+// ever ends, because waiting for that would be waiting for the machine. Whoever computes a piece never changes its bits.
 #include "pool.h"
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -23,6 +25,7 @@
 
 namespace {
 
+std::atomic<int64_t> num_threads{1};
 thread_local bool is_in_task = false;  // a piece that calls again computes all of it itself
 const int SPINS = 2000;                // pauses before a thread sleeps: some tens of microseconds
 const int64_t CALL = (int64_t)1 << 32;  // one call, in `ticket`
@@ -55,12 +58,12 @@ struct Balance {
 
 struct Pool {
   std::mutex use, sleep;
-  std::condition_variable wake, finished;
+  std::condition_variable wake, finished, rest;
   std::vector<std::thread> threads;
   std::atomic<int64_t> ticket{0};  // number of the call, and in the low half the pieces that nobody has taken
   std::atomic<int64_t> left{0};    // pieces that are not done
   std::atomic<int> sleepers{0};
-  std::atomic<bool> is_waiting{false}, is_over{false};
+  std::atomic<bool> is_waiting{false};
   hr_task task = nullptr;  // of the call; stands while one of its pieces is not done
   void* context = nullptr;
   int64_t pieces = 0;
@@ -91,10 +94,11 @@ struct Pool {
     return taken;
   }
 
-  void live() {
+  void live(int64_t place) {
     int64_t done = ticket.load() / CALL;
+    const auto is_wanted = [&] { return place < num_threads.load(); };
+    const auto is_called = [&] { return ticket.load() / CALL != done || !is_wanted(); };
     for (;;) {
-      const auto is_called = [&] { return ticket.load() / CALL != done || is_over.load(); };
       for (int spin = 0; spin < SPINS && !is_called(); spin++) HR_PAUSE();
       if (!is_called()) {
         std::unique_lock<std::mutex> lock(sleep);
@@ -102,23 +106,28 @@ struct Pool {
         wake.wait(lock, is_called);
         sleepers.fetch_sub(1);
       }
-      if (is_over.load()) return;
+      if (!is_wanted()) {
+        std::unique_lock<std::mutex> lock(sleep);
+        rest.wait(lock, is_wanted);
+      }
       done = ticket.load() / CALL;
       work(done);
     }
   }
 
   void resize(int64_t count) {
-    if ((int64_t)threads.size() == count - 1) return;
     {
       std::lock_guard<std::mutex> lock(sleep);
-      is_over.store(true);
+      num_threads.store(count);
     }
-    wake.notify_all();
-    for (std::thread& thread : threads) thread.join();
-    threads.clear();
-    is_over.store(false);
-    for (int64_t i = 1; i < count; i++) threads.emplace_back([this] { live(); });
+    rest.notify_all();
+    try {
+      while ((int64_t)threads.size() < count - 1) {
+        const int64_t place = threads.size() + 1;
+        threads.emplace_back([this, place] { live(place); });
+      }
+    } catch (const std::system_error&) {  // the system gives no more; those that are there do the work
+    }
   }
 
   void run(hr_task what, void* with, int64_t count) {
@@ -151,7 +160,6 @@ Pool& pool() {
   static Pool* only = new Pool;
   return *only;
 }
-std::atomic<int64_t> num_threads{1};
 
 }  // namespace
 
@@ -159,7 +167,6 @@ extern "C" __attribute__((visibility("default"))) int64_t hr_set_threads(int64_t
   if (count == num_threads.load()) return 0;
   Pool& shared = pool();
   std::lock_guard<std::mutex> lock(shared.use);
-  num_threads.store(count);
   shared.resize(count);
   return 0;
 }
@@ -170,7 +177,7 @@ extern "C" void hr_parallel(hr_task task, void* context, int64_t pieces) {
   Pool& shared = pool();
   std::unique_lock<std::mutex> lock(shared.use, std::defer_lock);
   if (!is_in_task) lock.try_lock();
-  if (!lock.owns_lock() || shared.threads.empty() || pieces <= 1 || shared.balance.goes_alone(now())) {
+  if (!lock.owns_lock() || num_threads.load() == 1 || pieces <= 1 || shared.balance.goes_alone(now())) {
     for (int64_t piece = 0; piece < pieces; piece++) task(context, piece);
     return;
   }
