@@ -20,8 +20,9 @@ from headrace.kernels.product import grouped_linear, linear, linear_fp32, pad_co
 from headrace.kernels.rms_norm import rms_norm
 from headrace.kernels.rope import plain_frequencies, rotate, rotation, yarn_frequencies
 from headrace.kernels.route_topk import Routes, route
+from headrace.kernels.sinkhorn import sinkhorn
 from headrace.kernels.sparse_attention import SelectedEntries, WindowKeys, attend
-from headrace.kernels.stream_mix import Mixes, collapse, expand, mixes, sinkhorn
+from headrace.kernels.stream_mix import Mixes, collapse, expand, mixes
 from tests.kernels.rows import FEW, FULL_THREADS, TOTAL, Compute, differences, numbers
 
 RELEASED_BF16 = [

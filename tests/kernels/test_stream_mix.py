@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.product import pad_columns
-from headrace.kernels.stream_mix import Mixes, collapse, expand, mixes, sinkhorn
+from headrace.kernels.sinkhorn import sinkhorn
+from headrace.kernels.stream_mix import Mixes, collapse, expand, mixes
 from tests.kernels.number_formats import is_rounded_once
 
 FLOAT32_NOISE = 2e-5  # relative, of a float32 product over the streams and twenty normalisations

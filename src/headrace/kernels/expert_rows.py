@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from headrace.kernels.precision import widen
-from headrace.kernels.product import linear, pad_rows, weight_gradient
+from headrace.kernels.precision import wide_dtype, widen
+from headrace.kernels.product import add_over_rows, linear, pad_rows, product
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,12 @@ class _MultiplyRows(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient_PN: Tensor) -> tuple[Tensor, Tensor, None]:
         x_PK, matrices_ENK = ctx.saved_tensors
-        of_x, of_matrices = torch.empty_like(x_PK), torch.zeros_like(matrices_ENK)
+        of_x, of_matrices = torch.empty_like(x_PK), torch.zeros_like(matrices_ENK, dtype=wide_dtype(x_PK.dtype))
         for expert, rows in _slices(ctx.places.counts):
-            gradient = pad_rows(gradient_PN[rows])
-            of_x[rows] = torch.mm(gradient, matrices_ENK[expert])[: rows.stop - rows.start]
-            of_matrices[expert] = weight_gradient(gradient, pad_rows(x_PK[rows]))
-        return of_x, of_matrices, None
+            gradient = gradient_PN[rows]
+            of_x[rows] = product(pad_rows(gradient), matrices_ENK[expert].t())[: rows.stop - rows.start]
+            add_over_rows(gradient, x_PK[rows], of_matrices[expert])
+        return of_x, of_matrices.to(matrices_ENK.dtype), None
 
 
 def _slices(counts: Sequence[int]) -> list[tuple[int, slice]]:

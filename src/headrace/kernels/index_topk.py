@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.kernels.product import linear
+from headrace.kernels.product import default_linear
 
 KEY_TILE = 4096
 _SCORE_BYTES = 8 << 20
@@ -62,7 +62,7 @@ def _dots(query: IndexQuery, keys_CI: Tensor) -> Tensor:
     num_rows, num_heads, width = query.q_TJI.shape
     dtype = torch.float32 if query.is_fp32 else torch.bfloat16
     flat = query.q_TJI.reshape(num_rows * num_heads, width)
-    return linear(flat.to(dtype), _pad_keys(keys_CI).to(dtype)).view(num_rows, num_heads, -1)
+    return default_linear(flat.to(dtype), _pad_keys(keys_CI).to(dtype)).view(num_rows, num_heads, -1)
 
 
 def own_dots(query: IndexQuery, keys_TCI: Tensor) -> Tensor:

@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from headrace.kernels.attention_gradient import Flow, entry_gradients, window_gradients
+from headrace.kernels.entry_products import entry_scores, entry_values
+from headrace.kernels.native.attention_gradient import Attended, Gradients, attention_gradients
 from headrace.kernels.precision import wide_dtype, widen
-from headrace.kernels.product import COLUMN_TILE, ROW_TILE, linear, pad_rows
+from headrace.kernels.product import ROW_TILE
 
 QUERY_TILE = 64
 _SMALL_EXPONENT = -80.0
-_MANY_HEADS = 4  # rows of a product from which the library sums each of them alike
 _GATHER_BYTES = 4 << 20  # gathered entries stay in cache; larger tiles were three to ten times slower per row
 
 
@@ -194,25 +195,43 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, gradient_TQH: Tensor) -> tuple[Tensor | None, ...]:
         q_TQH, rows_SH, entries_CH, value_TQH, window_TQS, picks_TQK, total_TQ1, of_sink_TQ1 = ctx.saved_tensors
         selected, shape = ctx.selected, ctx.shape
-        of_value = widen(gradient_TQH) / total_TQ1
-        of_weight = (of_value * widen(value_TQH)).sum(-1, keepdim=True).neg_()
-        flow = Flow(q_TQH, of_value, of_weight, shape.scale, q_TQH.dtype)
-        tiles, offset = shape.tiles_of(rows_SH, q_TQH.shape[0])
-        of_q, buffer = window_gradients(flow, window_TQS, tiles, offset, QUERY_TILE)
-        of_entries = None
-        if selected is not None:
-            of_entries = entry_gradients(flow, picks_TQK, selected.picked_TK, entries_CH, selected.gather, of_q)
-        start = _tiles(shape.first, shape.first + 1)[0] * QUERY_TILE - shape.window
-        of_rows = _rows_of_buffer(buffer, shape.first_key - start, rows_SH)
-        of_sink = (of_weight * of_sink_TQ1).squeeze(-1).sum(0)
-        return (
-            of_q.to(q_TQH.dtype),
-            of_rows.to(rows_SH.dtype),
-            of_sink,
-            None if of_entries is None else of_entries.to(entries_CH.dtype),
-            None,
-            None,
+        given = Attended(
+            q=q_TQH,
+            gradient=gradient_TQH,
+            value=value_TQH,
+            total=total_TQ1,
+            window_weights=window_TQS,
+            rows=rows_SH,
+            pick_weights=picks_TQK,
+            picked=None if selected is None else selected.picked_TK,
+            entries=entries_CH,
+            first=shape.first,
+            first_row=shape.first_key,
+            window=shape.window,
+            tile=QUERY_TILE,
+            scale=shape.scale,
         )
+        is_taught = selected is None or entries_CH is not None
+        found = attention_gradients(given) if is_taught else None
+        if found is None:
+            found = _gradients(given, selected, shape)
+        of_entries = None if found.of_entries is None else found.of_entries.to(entries_CH.dtype)
+        of_sink = (found.of_weight * of_sink_TQ1.squeeze(-1)).sum(0)
+        return found.of_q.to(q_TQH.dtype), found.of_rows.to(rows_SH.dtype), of_sink, of_entries, None, None
+
+
+def _gradients(given: Attended, selected: SelectedEntries | None, shape: _Shape) -> Gradients:
+    of_value = widen(given.gradient) / given.total
+    of_weight = (of_value * widen(given.value)).sum(-1, keepdim=True).neg_()
+    flow = Flow(given.q, of_value, of_weight, given.scale, given.q.dtype)
+    tiles, offset = shape.tiles_of(given.rows, given.q.shape[0])
+    of_q, buffer = window_gradients(flow, given.window_weights, tiles, offset, QUERY_TILE)
+    of_entries = None
+    if selected is not None and given.pick_weights is not None:
+        of_entries = entry_gradients(flow, given.pick_weights, selected.picked_TK, given.entries, selected.gather, of_q)
+    start = _tiles(given.first, given.first + 1)[0] * QUERY_TILE - given.window
+    of_rows = _rows_of_buffer(buffer, given.first_row - start, given.rows)
+    return Gradients(of_q, of_weight.squeeze(-1), of_rows, of_entries)
 
 
 def _rows_of_buffer(buffer: Tensor, offset: int, rows_SH: Tensor) -> Tensor:
@@ -301,14 +320,14 @@ def _attend_selected(
         rows = slice(low, high)
         picked = selected.picked_TK[rows]
         entries = shared if shared is not None and high <= num_shared else widen(selected.gather(picked))
-        entry_scores = _entry_scores(widen(q_TQH[rows]), entries).mul_(scale)
-        entry_scores = entry_scores.masked_fill_((picked < 0).unsqueeze(1), float("-inf"))
-        peaks = scores[rows].amax(-1, keepdim=True), entry_scores.amax(-1, keepdim=True)
+        pick_scores = entry_scores(widen(q_TQH[rows]), entries).mul_(scale)
+        pick_scores = pick_scores.masked_fill_((picked < 0).unsqueeze(1), float("-inf"))
+        peaks = scores[rows].amax(-1, keepdim=True), pick_scores.amax(-1, keepdim=True)
         peak = _peak(torch.maximum(*peaks), sink_Q)
-        raw, entry_raw = _raw_weights(scores[rows], peak, hidden_TS[rows]), _raw_weights(entry_scores, peak, picked < 0)
+        raw, entry_raw = _raw_weights(scores[rows], peak, hidden_TS[rows]), _raw_weights(pick_scores, peak, picked < 0)
         torch.exp((sink_Q.unsqueeze(-1) - peak).contiguous(), out=of_sink[rows])
         torch.add(raw.sum(-1, keepdim=True) + entry_raw.sum(-1, keepdim=True), of_sink[rows], out=total[rows])
-        value[rows] = _entry_values(widen(entry_raw.to(q_TQH.dtype)), entries)
+        value[rows] = entry_values(widen(entry_raw.to(q_TQH.dtype)), entries)
         if wants_weights:
             picks.append(entry_raw)
     value += _window_values(widen(scores.to(q_TQH.dtype)), tiles, offset)
@@ -335,29 +354,6 @@ def _shared_entries(selected: SelectedEntries) -> tuple[Tensor | None, int]:
     if num_rows < 2:
         return None, 0
     return widen(selected.gather(picked_TK[:num_rows].amax(0, keepdim=True))), num_rows
-
-
-def _is_one_product(num_heads: int, entries_RKH: Tensor) -> bool:
-    """Tell whether rows that share entries can be one product: it gives the bits of theirs apart from four heads on."""
-    return entries_RKH.shape[0] == 1 and num_heads >= _MANY_HEADS and entries_RKH.shape[1] % COLUMN_TILE == 0
-
-
-def _entry_scores(q_RQH: Tensor, entries_RKH: Tensor) -> Tensor:
-    """Return dot products [R, Q, K] with each row's entries, or those that all rows share."""
-    num_rows, num_heads, width = q_RQH.shape
-    if _is_one_product(num_heads, entries_RKH):
-        return linear(q_RQH.reshape(-1, width), entries_RKH[0]).view(num_rows, num_heads, -1)
-    return torch.bmm(q_RQH, entries_RKH.expand(num_rows, -1, -1).transpose(1, 2))
-
-
-def _entry_values(weights_RQK: Tensor, entries_RKH: Tensor) -> Tensor:
-    """Return the weighted sums [R, Q, H] of each row's entries, or of those that all rows share."""
-    num_rows, num_heads, num_slots = weights_RQK.shape
-    if _is_one_product(num_heads, entries_RKH):
-        rows = num_rows * num_heads
-        flat = pad_rows(weights_RQK.view(rows, num_slots))
-        return torch.mm(flat, entries_RKH[0])[:rows].view(num_rows, num_heads, -1)
-    return torch.bmm(weights_RQK, entries_RKH.expand(num_rows, -1, -1))
 
 
 def attend_block(q_XQH: Tensor, entries_SH: Tensor, sink_Q: Tensor, *, scale: float) -> Tensor:

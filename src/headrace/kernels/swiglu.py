@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from headrace.kernels.activation import sigmoid, silu
+from headrace.kernels.native.swiglu_gradient import swiglu_gradient
 from headrace.kernels.precision import widen
 
 _TILE_VALUES = 1 << 16  # hidden values worked on at once: several passes over more of them go to memory each time
@@ -49,6 +50,9 @@ class _WeightedSwiglu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient_PF: Tensor) -> tuple[Tensor, Tensor | None, None]:
         gate_up_P2F, weights_P = ctx.saved_tensors
+        found = swiglu_gradient(gradient_PF, gate_up_P2F, weights_P, ctx.limit)
+        if found is not None:
+            return *found, None
         of_both = torch.empty_like(gate_up_P2F)
         of_weights = None if weights_P is None else torch.empty_like(weights_P)
         width = gradient_PF.shape[1]

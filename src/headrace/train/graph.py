@@ -25,7 +25,7 @@ from headrace.memory.addressing import Addressing
 from headrace.models.deepseek_v41 import batch
 from headrace.models.deepseek_v41.attention import Frequencies, LayerAttention, Projected, Rounding
 from headrace.models.deepseek_v41.batch import Rows, Work
-from headrace.models.deepseek_v41.block import Finished, Router, finish_layer, half_input, half_mixes, live_router
+from headrace.models.deepseek_v41.block import Finished, Router, finish_layer, half_input, live_router, open_streams
 from headrace.models.deepseek_v41.parameters import LayerWeights, MoeWeights
 from headrace.models.deepseek_v41.plan import build_plan
 from headrace.models.deepseek_v41.selection import Published
@@ -238,8 +238,7 @@ class _Run:
             self._keep_segments()
         if config.draft and layer_id in config.draft.tap_layers:
             self._taps.append(self._x.float().mean(1).to(self._x.dtype))
-        attn_mix = half_mixes(self._x, weights.attn_mix, config)
-        u_TD = half_input(self._x, self._pre, weights.attn_norm, config)
+        self._x, u_TD, attn_mix = open_streams(self._x, self._pre, weights.attn_mix, weights.attn_norm, config)
         if plan.role == "full" and not has_produced:
             attention.produce(self._rows, u_TD)
         out_TD = attention.run(

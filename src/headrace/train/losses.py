@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from headrace.core.errors import InternalError
 from headrace.kernels.precision import wide_dtype, widen
-from headrace.kernels.product import ROW_TILE, linear_fp32, pad_columns, pad_rows
+from headrace.kernels.product import ROW_TILE, add_over_rows, linear_fp32, pad_columns, pad_rows, product
 from headrace.train.data.packing import IGNORE
 
 _LOGITS = 1 << 21  # logits computed at once: larger pieces go to memory in every pass over them
@@ -93,7 +93,7 @@ class _CrossEntropy(torch.autograd.Function):
         step = max(ROW_TILE, _LOGITS // padded.shape[0] // ROW_TILE * ROW_TILE)
         for rows in (labels_T != IGNORE).nonzero().squeeze(1).split(step):
             labels = labels_T[rows]
-            hidden = widen(pad_rows(hidden_TD[rows]))
+            hidden = pad_rows(hidden_TD[rows])
             logits = linear_fp32(hidden, padded, head_VD.shape[0])
             sums = torch.logsumexp(logits, 1, keepdim=True)
             losses_T[rows], correct_T[rows] = _judge(logits, sums, labels)
@@ -103,9 +103,9 @@ class _CrossEntropy(torch.autograd.Function):
             if weights_T is not None:
                 of_logits[: labels.shape[0]] *= weights_T[rows].unsqueeze(1)
             if of_hidden is not None:
-                of_hidden[rows] = torch.mm(of_logits, widen(head_VD))[: labels.shape[0]]
+                of_hidden[rows] = product(of_logits, widen(head_VD).t())[: labels.shape[0]]
             if of_head is not None:
-                of_head.addmm_(of_logits.t(), hidden)
+                add_over_rows(of_logits, widen(hidden), of_head)
         ctx.save_for_backward(of_hidden, of_head)
         ctx.dtype = hidden_TD.dtype
         ctx.mark_non_differentiable(losses_T, correct_T)

@@ -9,3 +9,7 @@
 #include "compress/kernel.cpp"
 #include "ngram/kernel.cpp"
 #include "head/kernel.cpp"
+#include "streams_gradient/kernel.cpp"
+#include "attention_gradient/kernel.cpp"
+#include "weight_gradient/kernel.cpp"
+#include "swiglu_gradient/kernel.cpp"

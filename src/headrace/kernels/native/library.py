@@ -69,6 +69,11 @@ def load(instruction_set: str | None = None) -> Library:
     return Library(handle, wanted)
 
 
+def best_library() -> Library | None:
+    """Return the kernels of the best instruction set, None where there are none."""
+    return None if why_absent() else load()
+
+
 def plain_function(name: str) -> Any | None:
     """Return a function that is the same for every instruction set, None where it is absent."""
     handle = _open()

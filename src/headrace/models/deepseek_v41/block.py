@@ -11,7 +11,7 @@ from headrace.kernels.grouped_experts import routed_experts, shared_expert
 from headrace.kernels.precision import widen
 from headrace.kernels.rms_norm import rms_norm
 from headrace.kernels.route_topk import Routes, route
-from headrace.kernels.stream_mix import Mixes, collapse, expand, mixes
+from headrace.kernels.stream_mix import Mixes, Numbers, collapse, expand, mixes, open_half
 from headrace.models.deepseek_v41.config import Config
 from headrace.models.deepseek_v41.parameters import LayerWeights, MixWeights, MoeWeights
 
@@ -32,6 +32,15 @@ def half_mixes(x_TMD: Tensor, weights: MixWeights, config: Config) -> Mixes:
 def half_input(x_TMD: Tensor, pre_TM: Tensor, norm: Tensor, config: Config) -> Tensor:
     """Collapse the streams with the previous half's pre-mix and normalise: [T, D] bfloat16."""
     return rms_norm(collapse(x_TMD, pre_TM), norm, config.norm_eps)
+
+
+def open_streams(
+    x_TMD: Tensor, pre_TM: Tensor, weights: MixWeights, norm: Tensor, config: Config
+) -> tuple[Tensor, Tensor, Mixes]:
+    """Do `half_mixes` and `half_input` at once; return the streams to go on with, the input and the coefficients."""
+    numbers = Numbers(config.num_streams, config.norm_eps, config.sinkhorn_iterations, config.hc_eps)
+    x_TMD, collapsed, mix = open_half(x_TMD, pre_TM, weights.fn, weights.base, weights.scale, numbers)
+    return x_TMD, rms_norm(collapsed, norm, config.norm_eps), mix
 
 
 Router = Callable[[Tensor, MoeWeights, Tensor | None], Routes]
@@ -95,8 +104,7 @@ def finish_layer(
         quantise: rounds inputs of products.
     """
     x_TMD = expand(attn_out, x_TMD, attn_mix)
-    ffn_mix = half_mixes(x_TMD, layer.ffn_mix, config)
-    ffn_in = half_input(x_TMD, attn_mix.pre_TM, layer.ffn_norm, config)
+    x_TMD, ffn_in, ffn_mix = open_streams(x_TMD, attn_mix.pre_TM, layer.ffn_mix, layer.ffn_norm, config)
     routes = router(ffn_in, layer.moe, is_image)
     ffn_out = experts_of(ffn_in, layer.moe, routes, config, quantise)
     return Finished(expand(ffn_out, x_TMD, ffn_mix), ffn_mix.pre_TM, ffn_in, ffn_out)
