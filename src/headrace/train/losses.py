@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from headrace.core.errors import InternalError
+from headrace.kernels.native.cross_entropy import judge_rows
 from headrace.kernels.precision import wide_dtype, widen
 from headrace.kernels.product import ROW_TILE, add_over_rows, linear_fp32, pad_columns, pad_rows, product
 from headrace.train.data.packing import IGNORE
@@ -95,17 +96,13 @@ class _CrossEntropy(torch.autograd.Function):
             labels = labels_T[rows]
             hidden = pad_rows(hidden_TD[rows])
             logits = linear_fp32(hidden, padded, head_VD.shape[0])
-            sums = torch.logsumexp(logits, 1, keepdim=True)
-            losses_T[rows], correct_T[rows] = _judge(logits, sums, labels)
-            if of_hidden is None and of_head is None:
-                continue
-            of_logits = _logit_gradient(logits, sums, labels)
-            if weights_T is not None:
-                of_logits[: labels.shape[0]] *= weights_T[rows].unsqueeze(1)
+            weights = None if weights_T is None else weights_T[rows]
+            has_gradient = needs_hidden or needs_head
+            losses_T[rows], correct_T[rows] = _judge(logits, labels, weights, has_gradient=has_gradient)
             if of_hidden is not None:
-                of_hidden[rows] = product(of_logits, widen(head_VD).t())[: labels.shape[0]]
+                of_hidden[rows] = product(logits, widen(head_VD).t())[: labels.shape[0]]
             if of_head is not None:
-                add_over_rows(of_logits, widen(hidden), of_head)
+                add_over_rows(logits, widen(hidden), of_head)
         ctx.save_for_backward(of_hidden, of_head)
         ctx.dtype = hidden_TD.dtype
         ctx.mark_non_differentiable(losses_T, correct_T)
@@ -123,17 +120,26 @@ class _CrossEntropy(torch.autograd.Function):
         )
 
 
-def _judge(logits_RV: Tensor, sums_R1: Tensor, labels_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Return losses and hits of the first T rows; the others are padding."""
-    count = labels_T.shape[0]
-    target = logits_RV[:count].gather(1, labels_T.unsqueeze(1))
-    return (sums_R1[:count] - target).squeeze(1), logits_RV[:count].argmax(1) == labels_T
+def _judge(
+    logits_RV: Tensor, labels_T: Tensor, weights_T: Tensor | None, *, has_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Return losses and hits of the first T rows; the others are padding.
 
-
-def _logit_gradient(logits_RV: Tensor, sums_R1: Tensor, labels_T: Tensor) -> Tensor:
-    """Turn logits into softmax minus one at the label, [R, V], 0 in the rows that are padding."""
+    With `has_gradient` logits become their gradient: softmax minus one at the label, times the row's weight, 0 in the
+    rows that are padding.
+    """
     count = labels_T.shape[0]
-    of_logits = logits_RV.sub_(sums_R1).exp_()
-    of_logits[:count].scatter_add_(1, labels_T.unsqueeze(1), of_logits.new_full((count, 1), -1.0))
-    of_logits[count:] = 0.0
-    return of_logits
+    rows = logits_RV[:count]
+    if has_gradient:
+        logits_RV[count:] = 0.0
+    found = judge_rows(rows, labels_T, weights_T, has_gradient=has_gradient)
+    if found is not None:
+        return found
+    sums = torch.logsumexp(rows, 1, keepdim=True)
+    losses = (sums - rows.gather(1, labels_T.unsqueeze(1))).squeeze(1)
+    correct = rows.argmax(1) == labels_T
+    if has_gradient:
+        rows.sub_(sums).exp_().scatter_add_(1, labels_T.unsqueeze(1), rows.new_full((count, 1), -1.0))
+        if weights_T is not None:
+            rows *= weights_T.unsqueeze(1)
+    return losses, correct

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headrace.kernels import sinkhorn, sparse_attention, stream_mix, swiglu
 from headrace.kernels.native.attention_gradient import Attended, attention_gradients
+from headrace.kernels.native.cross_entropy import judge_rows
 from headrace.kernels.native.library import available, load
 from headrace.kernels.native.streams_gradient import StreamGradients
 from headrace.kernels.native.swiglu_gradient import swiglu_gradient
@@ -181,3 +182,31 @@ def test_gradients_of_swiglu_are_those_of_float64(instruction_set: str, is_weigh
         again = swiglu_gradient(gradient, rows, weights, limit, load(available()[0]))
     assert again is not None
     same([[one for one in pair if one is not None] for pair in (found, again)])
+
+
+@on_every_instruction_set
+@pytest.mark.parametrize("columns", [1, 15, 16, 83])
+@pytest.mark.parametrize("is_weighted", [True, False])
+def test_losses_are_those_of_float64(instruction_set: str, is_weighted: bool, columns: int) -> None:
+    logits, labels = torch.randn(ROWS, columns + 5) * 9, torch.randint(0, columns, (ROWS,))
+    logits[3] = 1.0  # every logit is the largest; the first one counts
+    weights = torch.rand(ROWS) if is_weighted else None
+    wide = logits[:, :columns].double().requires_grad_()
+    losses = torch.nn.functional.cross_entropy(wide, labels, reduction="none")
+    (of_logits,) = torch.autograd.grad((losses * (weights if is_weighted else 1.0)).sum(), wide)
+    hits = logits[:, :columns].argmax(1) == labels
+    results = []
+    for name, count in ((instruction_set, 1), (instruction_set, 3), (available()[0], 1)):
+        rows = logits.clone()
+        with threads(count):
+            found = judge_rows(rows[:, :columns], labels, weights, has_gradient=True, library=load(name))
+        assert found is not None
+        assert torch.equal(found[1], hits)
+        assert torch.equal(rows[:, columns:], logits[:, columns:])
+        results.append([found[0], rows[:, :columns]])
+    same(results)
+    torch.testing.assert_close(results[0][0].double(), losses, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(results[0][1].double(), of_logits, rtol=1e-5, atol=1e-6)
+    rows = logits[:, :columns].clone()
+    judge_rows(rows, labels, weights, has_gradient=False, library=load(instruction_set))
+    assert torch.equal(rows, logits[:, :columns])

@@ -86,5 +86,5 @@ def numerics_name(kernels: str, *, index: str = "bf16", activations: str = "") -
         index: dtype of index scores.
         activations: dtype of activations where it is not bfloat16, else empty.
     """
-    version = 1 if kernels == "torch" else _VERSION
+    version = 1 if kernels == "torch" and not activations else _VERSION
     return f"{kernels}-{index}idx{f'-{activations}' if activations else ''}-{version}"

@@ -13,3 +13,4 @@
 #include "attention_gradient/kernel.cpp"
 #include "weight_gradient/kernel.cpp"
 #include "swiglu_gradient/kernel.cpp"
+#include "cross_entropy/kernel.cpp"

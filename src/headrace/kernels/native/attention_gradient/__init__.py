@@ -124,4 +124,3 @@ def _sum(parts_NCH: Tensor) -> Tensor:
     for part in parts_NCH[1:]:
         total += part
     return total
-

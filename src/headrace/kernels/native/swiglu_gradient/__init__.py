@@ -45,4 +45,3 @@ def swiglu_gradient(
     library.use_threads(torch.get_num_threads())
     library.function("hr_train_swiglu_back", 1)(ctypes.addressof(job))
     return of_both, of_weights
-

@@ -48,4 +48,3 @@ def add_weight_gradient(gradient_TN: Tensor, x_TK: Tensor, out_NK: Tensor, libra
     library.use_threads(torch.get_num_threads())
     library.function("hr_train_weight_back", 1)(ctypes.addressof(job))
     return True
-
