@@ -1,10 +1,13 @@
 """Rotary position embedding on adjacent pairs, plain or with YaRN frequencies."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from headrace.kernels.native.rotation import rotate_heads
 from headrace.kernels.precision import widen
 
 
@@ -51,8 +54,32 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Ten
         sin: [T, P / 2] float32.
         inverse: rotate by the negative angle.
 
-    Numerics: float32, one rounding.
+    Numerics: float32, one rounding. The gradient is rotated back.
     """
+    rotated: Tensor = _Rotate.apply(x, cos, sin, inverse)
+    return rotated
+
+
+class _Rotate(torch.autograd.Function):
+    """`rotate`; angles have no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.inverse = inverse
+        return _rotate(x, cos, sin, inverse=inverse)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _rotate(gradient, cos, sin, inverse=not ctx.inverse), None, None, None
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool) -> Tensor:
+    found = rotate_heads(x, cos, sin, inverse=inverse)
+    if found is not None:
+        return found
     width = 2 * cos.shape[-1]
     shape = (cos.shape[0],) + (1,) * (x.dim() - 2) + (cos.shape[-1],)
     cos, sin = cos.view(shape), sin.view(shape)

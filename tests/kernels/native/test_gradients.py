@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.kernels import sinkhorn, sparse_attention, stream_mix, swiglu
+from headrace.kernels import rope, sinkhorn, sparse_attention, stream_mix, swiglu
 from headrace.kernels.native.attention_gradient import Attended, attention_gradients
 from headrace.kernels.native.cross_entropy import judge_rows
 from headrace.kernels.native.library import available, load
+from headrace.kernels.native.rotation import rotate_heads
 from headrace.kernels.native.streams_gradient import StreamGradients
 from headrace.kernels.native.swiglu_gradient import swiglu_gradient
 from headrace.kernels.native.weight_gradient import add_weight_gradient
@@ -210,3 +211,23 @@ def test_losses_are_those_of_float64(instruction_set: str, is_weighted: bool, co
     rows = logits[:, :columns].clone()
     judge_rows(rows, labels, weights, has_gradient=False, library=load(instruction_set))
     assert torch.equal(rows, logits[:, :columns])
+
+
+@on_every_instruction_set
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize(("heads", "width", "pairs"), [(1, 6, 3), (3, 40, 8), (2, 64, 32)])
+def test_a_rotation_has_the_bits_of_pytorch(
+    instruction_set: str, heads: int, width: int, pairs: int, inverse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, turn = torch.randn(ROWS, heads, width), rope.rotation(torch.arange(ROWS), torch.rand(pairs))
+    found = rotate_heads(x, *turn, inverse=inverse, library=load(instruction_set))
+    assert found is not None
+    monkeypatch.setattr(rope, "rotate_heads", lambda *_given, **_named: None)
+    same([[found], [rope.rotate(x, *turn, inverse=inverse)]])
+    leaf, probe = x.double().requires_grad_(), torch.randn(x.shape).double()
+    (back,) = torch.autograd.grad(rope.rotate(leaf, *turn, inverse=inverse), leaf, probe)
+    (moved,) = torch.autograd.functional.vjp(lambda y: rope.rotate(y, *turn), x.double(), probe)[1:]
+    assert back.shape == moved.shape
+    torch.testing.assert_close(
+        (back * x.double()).sum(), (probe * rope.rotate(x.double(), *turn, inverse=inverse)).sum()
+    )

@@ -14,3 +14,4 @@
 #include "weight_gradient/kernel.cpp"
 #include "swiglu_gradient/kernel.cpp"
 #include "cross_entropy/kernel.cpp"
+#include "rotation/kernel.cpp"
