@@ -226,8 +226,6 @@ def test_a_rotation_has_the_bits_of_pytorch(
     same([[found], [rope.rotate(x, *turn, inverse=inverse)]])
     leaf, probe = x.double().requires_grad_(), torch.randn(x.shape).double()
     (back,) = torch.autograd.grad(rope.rotate(leaf, *turn, inverse=inverse), leaf, probe)
-    (moved,) = torch.autograd.functional.vjp(lambda y: rope.rotate(y, *turn), x.double(), probe)[1:]
-    assert back.shape == moved.shape
     torch.testing.assert_close(
         (back * x.double()).sum(), (probe * rope.rotate(x.double(), *turn, inverse=inverse)).sum()
     )
