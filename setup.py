@@ -12,7 +12,7 @@ from setuptools.command.build_ext import build_ext
 
 _FOLDER = "src/headrace/kernels/native"
 _FLAGS = ["-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi", "-w", "-g0"]
-_PLAIN = ("dispatch", "pool", "positioned_reads")  # compiled once
+_PLAIN = ("dispatch", "pool", "row_reader", "row_cache")  # compiled once
 _AVX2 = ["-mavx2", "-mfma"]
 _AVX512 = [
     *_AVX2,

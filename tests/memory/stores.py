@@ -15,7 +15,8 @@ from headrace.memory.table import MappedTable, MemoryTable
 
 HEAD_DIM, COLUMNS = 64, 6
 ROWS = {1: 300, 14: 421}
-KINDS = ("memory", "mmap", "read")
+READING = ("read", "read, scales in memory")
+KINDS = ("memory", "mmap", *READING)
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,10 @@ class Tables:
         return MemoryTable(layer_id, *self.arrays[layer_id])
 
     def source(self, kind: str, layer_id: int, pool: ReadPool | None) -> RowSource:
-        if kind == "read":
+        if kind in READING:
             assert pool is not None
-            return ReadSource(layer_id, *self.stored(layer_id), pool)
+            is_resident = kind == "read, scales in memory"
+            return ReadSource(layer_id, *self.stored(layer_id), pool, has_resident_scales=is_resident)
         if kind == "memory":
             return TableSource(self.table(layer_id))
         maps = [
@@ -67,8 +69,8 @@ class Tables:
         ]
         return TableSource(MappedTable(layer_id, *maps))
 
-    def store(self, kind: str, *, workers: int = 3, **options: int) -> RowStore:
-        pool = ReadPool(workers) if kind == "read" else None
+    def store(self, kind: str, *, workers: int = 3, is_native: bool = True, **options: int) -> RowStore:
+        pool = ReadPool(workers, is_native=is_native) if kind in READING else None
         return RowStore([self.source(kind, layer_id, pool) for layer_id in ROWS], pool=pool, **options)
 
     def expected(self, row_ids_TLC: np.ndarray) -> list[torch.Tensor]:

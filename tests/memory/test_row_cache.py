@@ -58,6 +58,24 @@ def test_a_found_row_is_the_row_that_was_given(budget: int, batches: list[list[i
         assert kept(cache, np.arange(201)).sum() <= budget // SET_BYTES * WAYS
 
 
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(1, 5),
+    st.lists(st.lists(st.integers(0, 300), max_size=120, unique=True), max_size=12),
+)
+def test_compiled_code_leaves_the_same_bytes(sets: int, batches: list[list[int]]) -> None:
+    """Places, marks and hands too; without a compiler both are numpy's."""
+    caches = [RowCache(sets * SET_BYTES, HEAD_DIM, SCALES, is_native=is_native) for is_native in (True, False)]
+    for batch in batches:
+        keys = np.array(batch, dtype=np.int64)
+        found = [cache.find(keys) for cache in caches]
+        assert np.array_equal(*found)
+        for cache in caches:
+            cache.add(keys, *rows(keys))
+        for part in ("_keys", "_used", "_hands", "_codes", "_scales"):
+            assert np.array_equal(*(vars(cache)[part] for cache in caches)), part
+
+
 def test_everything_fits_a_cache_with_room_and_nothing_a_cache_without() -> None:
     keys = np.arange(0, 10_000, 7, dtype=np.int64) * 7919
     roomy, empty = RowCache(40 * 10_000 * 75, HEAD_DIM, SCALES), RowCache(SET_BYTES - 1, HEAD_DIM, SCALES)

@@ -1,5 +1,6 @@
 """Rows are the same bits from every source, with every cache, announced or not; and every read is accounted for."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,9 @@ import pytest
 import torch
 
 from headrace.core.errors import CheckpointError, UserError
-from headrace.memory import read_source
+from headrace.memory.read_source import ReadSource
 from headrace.memory.row_counts import NgramReads, RowReads
-from tests.memory.stores import COLUMNS, HEAD_DIM, KINDS, ROWS, Tables, bits, rows_of, same, some_ids
+from tests.memory.stores import COLUMNS, HEAD_DIM, KINDS, READING, ROWS, Tables, bits, rows_of, same, some_ids
 
 ROW_BYTES = HEAD_DIM + HEAD_DIM // 32
 CACHES = (0, 1, 1200, 5000, 20_000, 10**6)
@@ -146,24 +147,40 @@ def np_delete(rows: torch.Tensor, places: list[int]) -> torch.Tensor:
     return rows[[place for place in range(len(rows)) if place not in places]]
 
 
-@pytest.fixture(params=["compiled", "plain Python"])
-def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reads with and without the compiled loop; without a compiler both are the second."""
-    if request.param == "plain Python":
-        monkeypatch.setattr(read_source, "read_stretches", lambda *_: False)
+WITH_AND_WITHOUT_A_COMPILER = pytest.mark.parametrize("is_native", [True, False], ids=["compiled", "plain Python"])
 
 
-def test_rows_are_read_with_and_without_the_compiled_loop(tables: Tables, reading: None) -> None:
+@WITH_AND_WITHOUT_A_COMPILER
+@pytest.mark.parametrize("kind", READING)
+def test_rows_are_read_by_compiled_threads_and_by_pythons(tables: Tables, kind: str, is_native: bool) -> None:
+    """Without a compiler both are the second."""
     ids = some_ids(300)
     ids[:40] = np.arange(40)[:, None, None]  # neighbours
-    store = tables.store("read", cache_bytes=2000)
+    store = tables.store(kind, is_native=is_native, cache_bytes=2000)
     found = [rows_of(store, ids[chunk]) for chunk in pieces([100, 100, 1, 99])]
     assert same([torch.cat(parts) for parts in zip(*found, strict=True)], tables.expected(ids))
     store.close()
 
 
-def test_a_file_that_became_shorter_fails_the_tokens_that_need_its_end(tables: Tables, reading: None) -> None:
-    store = tables.store("read")
+def test_many_requests_at_once_are_read_whole(tmp_path: Path) -> None:
+    """More parts than threads, urgent ones between, and requests that nobody waits for."""
+    tables = Tables.write(tmp_path)
+    store = tables.store("read", workers=4, max_ahead=400)
+    ids = some_ids(4000)
+    for low in range(0, 4000, 100):
+        store.announce(ids[low : low + 100])
+    for low in (0, 3900, 2000, 3600):
+        part = ids[low : low + 100]
+        assert same(rows_of(store, part), tables.expected(part))
+    store.close()
+
+
+@WITH_AND_WITHOUT_A_COMPILER
+@pytest.mark.parametrize("kind", READING)
+def test_a_file_that_became_shorter_fails_the_tokens_that_need_its_end(
+    tables: Tables, kind: str, is_native: bool
+) -> None:
+    store = tables.store(kind, is_native=is_native)
     file = tables.file(1, "codes")
     with file.open("r+b") as opened:
         opened.truncate(4099 + 250 * HEAD_DIM + 3)
@@ -182,7 +199,7 @@ def test_a_file_that_became_shorter_fails_the_tokens_that_need_its_end(tables: T
 
 
 def test_a_disk_that_fails_fails_the_tokens_that_need_it(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = tables.store("read", cache_bytes=10**6)
+    store = tables.store("read", is_native=False, cache_bytes=10**6)
     source = store.sources[1]
     read = source.read
 
@@ -201,6 +218,50 @@ def test_a_disk_that_fails_fails_the_tokens_that_need_it(tables: Tables, monkeyp
     monkeypatch.setattr(source, "read", read)
     assert store.collect(ids).layer(14)[1] == {}  # and is not remembered
     store.close()
+
+
+@pytest.mark.parametrize("part", [0, 1], ids=["codes", "scales"])
+def test_reads_that_the_system_refuses_fail_their_tokens(tables: Tables, part: int) -> None:
+    """A folder can be opened, and every read of it fails."""
+    store = tables.store("read", cache_bytes=10**6)
+    source, folder = store.sources[1], os.open(tables.folder, os.O_RDONLY)
+    assert isinstance(source, ReadSource)
+    kept = os.dup(source._files[part])
+    os.dup2(folder, source._files[part])
+    ids = some_ids(5)
+    collected = store.collect(ids)
+    assert torch.equal(*bits([collected.layer(1)[0], tables.expected(ids)[0]]))
+    rows, faults = collected.layer(14)
+    assert sorted(faults) == [0, 1, 2, 3, 4]
+    assert faults[3].message.endswith(": Is a directory")
+    assert not rows.any()
+    os.dup2(kept, source._files[part])
+    assert same(rows_of(store, ids), tables.expected(ids))  # and nothing of it is remembered
+    store.close()
+    for file in (kept, folder):
+        os.close(file)
+
+
+def test_resident_scales_are_the_files_and_need_no_read(tables: Tables) -> None:
+    store = tables.store("read, scales in memory")
+    assert [source.resident_bytes for source in store.sources] == [rows * HEAD_DIM // 32 for rows in ROWS.values()]
+    assert [source.resident_bytes for source in tables.store("read").sources] == [0, 0]
+    for layer_id in ROWS:
+        with tables.file(layer_id, "scales").open("r+b") as file:
+            file.truncate(0)
+    ids = some_ids(50)
+    assert same(rows_of(store, ids), tables.expected(ids))
+    store.close()
+
+
+def test_scales_that_end_early_are_refused_where_they_are_to_be_resident(tables: Tables) -> None:
+    file = tables.file(14, "scales")
+    with file.open("r+b") as opened:
+        opened.truncate(8 + 420 * 2 + 1)
+    message = f"n-gram table of layer 14: the scales cannot be read from {file}: the file has become shorter"
+    with pytest.raises(CheckpointError) as refused:
+        tables.store("read, scales in memory")
+    assert refused.value.message == message
 
 
 @pytest.mark.parametrize("method", ["collect", "announce"])

@@ -1,8 +1,9 @@
 """Rows of an n-gram table read from its file by a pool of threads, a batch at a time.
 
 A thread first tells the system every place of its part of a batch (`posix_fadvise`, which starts the reads and does not
-wait), then reads the places one by one with positioned reads, neighbours in one. So the disk sees the whole batch at
-once, however few threads there are. Nothing is mapped: a table larger than memory leaves the process small, and a
+wait), then reads the places one by one with positioned reads. So the disk sees the whole batch at once, however few
+threads there are. Codes and scales lie apart, so a row is two reads of the disk; scales are a 33rd of the bytes, and
+where they are resident a row is one. Nothing is mapped: a table larger than memory leaves the process small, and a
 failing disk gives an error where a mapping would end the process.
 """
 
@@ -17,11 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from headrace.core.errors import CheckpointError, UserError
-from headrace.kernels.native.positioned_reads import read_stretches
-from headrace.memory.read_pool import ReadPool
+from headrace.kernels.native.row_reader import NativeRead, Stretch
+from headrace.memory.read_pool import PART_ROWS, ReadPool
 from headrace.memory.row_format import Bytes, RowIds, check_widths
+from headrace.memory.row_source import Request
 
-_PART_ROWS = 512  # rows a thread reads at once, so that an urgent batch waits for one part at most
+_PIECE_BYTES = 16 << 20  # of scales that become resident, read at once
 _MAX_READ_ROWS = 64  # neighbouring rows in one read
 _HAS_ADVICE = hasattr(os, "posix_fadvise")
 
@@ -39,11 +41,20 @@ class StoredRows:
 class ReadSource:
     """A table in a file. Owns two open files (codes and scales may lie in different shards); shares the pool."""
 
-    def __init__(self, layer_id: int, codes: StoredRows, scales: StoredRows, pool: ReadPool) -> None:
-        """Open the files.
+    def __init__(
+        self,
+        layer_id: int,
+        codes: StoredRows,
+        scales: StoredRows,
+        pool: ReadPool,
+        *,
+        has_resident_scales: bool = False,
+    ) -> None:
+        """Open the files; read all scales where they are to be resident.
 
         Raises:
-            CheckpointError: a file cannot be opened, or codes and scales do not fit each other.
+            CheckpointError: a file cannot be opened, codes and scales do not fit each other, or resident scales cannot
+                be read.
         """
         check_widths(layer_id, codes.row_bytes)
         if (scales.rows, scales.row_bytes * 32) != (codes.rows, codes.row_bytes):
@@ -57,13 +68,27 @@ class ReadSource:
         self._files: list[int] = []
         for part in self._parts:
             self._files.append(self._open(part.file))
+        self._stretches = [
+            Stretch(file, part.offset, part.row_bytes) for file, part in zip(self._files, self._parts, strict=True)
+        ]
+        self._resident = self._read_scales() if has_resident_scales else None
 
-    def start(self, row_ids: RowIds, codes: Bytes, scales: Bytes, *, is_urgent: bool) -> "ReadRequest":
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the scales that are kept in memory."""
+        return 0 if self._resident is None else self._resident.nbytes
+
+    def start(self, row_ids: RowIds, codes: Bytes, scales: Bytes, *, is_urgent: bool) -> Request:
         """Queue reads. See `RowSource`."""
-        starts = range(0, len(row_ids), _PART_ROWS)
+        if self._pool.native is not None:
+            code_rows, scale_rows = self._stretches
+            where = ((code_rows, codes), (scale_rows, scales))
+            ids = np.ascontiguousarray(row_ids)
+            return NativeRequest(self, ids, self._pool.native.start(ids, *where, self._resident, is_urgent=is_urgent))
+        starts = range(0, len(row_ids), PART_ROWS)
         request = ReadRequest(self, row_ids, (codes, scales), len(starts))
         for start in starts:
-            self._pool.add(request.job(start, min(start + _PART_ROWS, len(row_ids))), is_urgent=is_urgent)
+            self._pool.add(request.job(start, min(start + PART_ROWS, len(row_ids))), is_urgent=is_urgent)
         return request
 
     def close(self) -> None:
@@ -78,12 +103,12 @@ class ReadSource:
             OSError: the file cannot be read.
             EOFError: it ends before a row does.
         """
+        if part == 1 and self._resident is not None:
+            np.take(self._resident, row_ids, axis=0, out=out, mode="clip")
+            return
         stored, file = self._parts[part], self._files[part]
         size = stored.row_bytes
-        starts = stored.offset + row_ids * size
-        if read_stretches(file, starts, out):
-            return
-        places = starts.tolist()
+        places = (stored.offset + row_ids * size).tolist()
         breaks = np.flatnonzero(np.diff(row_ids) != 1) + 1
         firsts = np.concatenate([[0], breaks, [len(row_ids)]]).tolist()
         if _HAS_ADVICE:
@@ -96,6 +121,25 @@ class ReadSource:
             for start in range(low, high, _MAX_READ_ROWS):
                 stop = min(start + _MAX_READ_ROWS, high)
                 _read_whole(file, view[start * size : stop * size], places[start])
+
+    def _read_scales(self) -> Bytes:
+        """Read all scales, [rows, row_bytes], and let the system forget its own copy."""
+        stored, file = self._parts[1], self._files[1]
+        resident = np.empty((stored.rows, stored.row_bytes), dtype=np.uint8)
+        view = resident.reshape(-1).data
+        try:
+            for start in range(0, len(view), _PIECE_BYTES):
+                _read_whole(file, view[start : start + _PIECE_BYTES], stored.offset + start)
+        except (OSError, EOFError) as problem:
+            self.close()
+            why = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
+            raise CheckpointError(
+                f"n-gram table of layer {self.layer_id}: the scales cannot be read from {stored.file}: {why}"
+            ) from None
+        if _HAS_ADVICE:
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(file, stored.offset, len(view), os.POSIX_FADV_DONTNEED)
+        return resident
 
     def _open(self, path: Path) -> int:
         try:
@@ -115,6 +159,23 @@ class ReadSource:
         return CheckpointError(
             f"n-gram table of layer {self.layer_id}: row {row_id} cannot be read from {self._parts[0].file}: {why}"
         )
+
+
+class NativeRequest:
+    """Rows of one batch that compiled threads are reading."""
+
+    def __init__(self, source: ReadSource, row_ids: RowIds, read: NativeRead) -> None:
+        self._source, self._row_ids, self._read = source, row_ids, read
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all rows are read."""
+        return self._read.is_done
+
+    def wait(self) -> Mapping[int, UserError]:
+        """Wait for the last row. See `Request`."""
+        failed = self._read.wait()
+        return {place: self._source.explain(int(self._row_ids[place]), problem) for place, problem in failed.items()}
 
 
 class ReadRequest:

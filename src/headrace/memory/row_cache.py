@@ -8,6 +8,7 @@ round, spares what was used since it last passed, and takes the first that was n
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.kernels.native.row_cache import open_cache
 from headrace.memory.row_format import Bytes
 
 WAYS = 16
@@ -24,13 +25,14 @@ Places = NDArray[np.int64]
 class RowCache:
     """Owns the bytes of the rows it keeps. What it keeps never changes an answer, only where a row comes from."""
 
-    def __init__(self, num_bytes: int, head_dim: int, num_scales: int) -> None:
+    def __init__(self, num_bytes: int, head_dim: int, num_scales: int, *, is_native: bool = True) -> None:
         """Divide the budget into places; a budget below one set of places keeps nothing.
 
         Args:
             num_bytes: budget for rows, keys and marks together.
             head_dim: codes per row.
             num_scales: scales per row.
+            is_native: let compiled code find and add rows, where there is any; it does the same.
         """
         per_set = WAYS * (head_dim + num_scales + _EXTRA_BYTES) + 1
         self.num_sets = num_bytes // per_set
@@ -42,6 +44,8 @@ class RowCache:
         self._keys = np.zeros((self.num_sets, WAYS), dtype=np.int64)  # the key plus one, so that zeros mean free
         self._used = np.zeros((self.num_sets, WAYS), dtype=np.bool_)
         self._hands = np.zeros(self.num_sets, dtype=np.uint8)
+        rows = (self._codes, self._scales)
+        self._native = open_cache(rows, self._keys, self._used, self._hands) if is_native else None
 
     def find(self, keys: Keys) -> Places:
         """Return the place of every row, -1 where it is not kept, and mark those found as used.
@@ -51,6 +55,8 @@ class RowCache:
         """
         if self.num_sets == 0:
             return np.full(len(keys), _FREE, dtype=np.int64)
+        if self._native is not None:
+            return self._native.find(keys)
         sets = self._sets(keys)
         matches = self._keys[sets] == (keys + 1)[:, None]
         ways = matches.argmax(axis=1)
@@ -74,6 +80,9 @@ class RowCache:
         State: of more new rows than one set has places, the set keeps the first.
         """
         if self.num_sets == 0 or len(keys) == 0:
+            return
+        if self._native is not None:
+            self._native.add(keys, codes, scales)
             return
         sets = self._sets(keys)
         new = np.flatnonzero(~(self._keys[sets] == (keys + 1)[:, None]).any(axis=1))

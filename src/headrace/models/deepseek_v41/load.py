@@ -9,10 +9,16 @@ import torch
 from headrace.core.errors import CheckpointError
 from headrace.kernels.native.choice import choose
 from headrace.memory.addressing import Addressing
-from headrace.memory.source_name import SourceName
+from headrace.memory.source_name import ScalesName, SourceName
 from headrace.models.deepseek_v41.config import Config, load_config
 from headrace.models.deepseek_v41.model import DeepseekV41, Numerics
-from headrace.models.deepseek_v41.ngram_sources import DEFAULT_WORKERS, check_settings, default_source, open_store
+from headrace.models.deepseek_v41.ngram_sources import (
+    DEFAULT_WORKERS,
+    StoreSettings,
+    check_settings,
+    default_source,
+    open_store,
+)
 from headrace.models.deepseek_v41.parameters import build_parameters
 from headrace.models.deepseek_v41.tiled import unsupported
 from headrace.models.deepseek_v41.weights import load_weights
@@ -31,6 +37,8 @@ class LoadOptions:
         ngram_source: where rows of n-gram tables come from: "memory" loads the tables, "mmap" maps their files, "read"
             reads rows with threads; the values are the same. None is "mmap", or "read" where the tables are larger than
             half of the machine's memory.
+        ngram_scales: of the source "read": all scales in "memory", or read from the "file" with the codes; None takes
+            memory for scales up to an eighth of the machine's.
         ngram_cache_bytes: budget of the row cache; None is, for "read", 256 MiB or, if that is less, the tables' size,
             and none for the others.
         ngram_workers: threads of the source "read".
@@ -41,6 +49,7 @@ class LoadOptions:
     has_draft: bool = False
     has_vision: bool = False
     ngram_source: SourceName | None = None
+    ngram_scales: ScalesName | None = None
     ngram_cache_bytes: int | None = None
     ngram_workers: int = DEFAULT_WORKERS
 
@@ -50,7 +59,7 @@ class LoadOptions:
         Raises:
             UserError: a value is out of range.
         """
-        check_settings(self.ngram_source, self.ngram_cache_bytes, self.ngram_workers)
+        check_settings(self.ngram_source, self.ngram_scales, self.ngram_cache_bytes, self.ngram_workers)
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,8 @@ def load_model(
     store = None
     if addressing is not None:
         source = options.ngram_source or default_source(weights)
-        store = open_store(weights, source, options.ngram_cache_bytes, options.ngram_workers)
+        settings = (options.ngram_scales, options.ngram_cache_bytes, options.ngram_workers)
+        store = open_store(weights, StoreSettings(source, *settings))
     model = DeepseekV41(config, parameters, addressing, device=options.device, numerics=numerics, row_store=store)
     return Loaded(model, tokenizer)
 

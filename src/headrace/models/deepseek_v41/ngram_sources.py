@@ -1,6 +1,7 @@
 """Sets up the row store of a checkpoint: which source its n-gram tables are read through, and how much is cached."""
 
 import os
+from dataclasses import dataclass
 
 from headrace.checkpoint.catalog import TensorEntry
 from headrace.core.errors import InternalError, UserError
@@ -8,22 +9,46 @@ from headrace.memory.read_pool import ReadPool
 from headrace.memory.read_source import ReadSource, StoredRows
 from headrace.memory.row_source import RowSource, TableSource
 from headrace.memory.row_store import RowStore
-from headrace.memory.source_name import SOURCE_NAMES, SourceName
+from headrace.memory.source_name import SCALES_NAMES, SOURCE_NAMES, ScalesName, SourceName
 from headrace.memory.table import MemoryTable
 from headrace.models.deepseek_v41.weights import Weights
 
 DEFAULT_WORKERS = 4
 _MAX_WORKERS = 64
 _DEFAULT_CACHE_BYTES = 256 * 2**20
+_SCALES = slice(1, 2)  # of a table's two tensors
 _MAPPED_SHARE = 0.5  # of memory that tables may take before they are read row by row
+_SCALES_SHARE = 0.125  # of memory that the scales of such tables may take before they are read too
 
 
-def check_settings(source: str | None, cache_bytes: int | None, workers: int) -> None:
+@dataclass(frozen=True)
+class StoreSettings:
+    """How a row store is set up.
+
+    Attributes:
+        source: where rows come from.
+        scales: of the source "read": all scales in memory, or read with the codes; None takes memory for scales up to
+            an eighth of the machine's.
+        cache_bytes: budget of the row cache; None is, for the source "read", 256 MiB or, if that is less, the tables'
+            size, and none for the others: the system keeps their pages.
+        workers: threads of the source "read".
+    """
+
+    source: SourceName
+    scales: ScalesName | None = None
+    cache_bytes: int | None = None
+    workers: int = DEFAULT_WORKERS
+
+
+def check_settings(source: str | None, scales: str | None, cache_bytes: int | None, workers: int) -> None:
     """Check what `open_store` is asked for.
 
     Raises:
         UserError: a value is out of range.
     """
+    if scales is not None and scales not in SCALES_NAMES:
+        accepted = ", ".join(map(repr, SCALES_NAMES))
+        raise UserError(f"ngram_scales is {scales!r}; accepted are {accepted}", param="ngram_scales")
     if source is not None and source not in SOURCE_NAMES:
         accepted = ", ".join(map(repr, SOURCE_NAMES))
         raise UserError(f"ngram_source is {source!r}; accepted are {accepted}", param="ngram_source")
@@ -36,32 +61,30 @@ def check_settings(source: str | None, cache_bytes: int | None, workers: int) ->
 
 def default_source(weights: Weights) -> SourceName:
     """Return "mmap", or "read" for tables whose pages would push everything else out of this machine's memory."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return "read" if table_bytes(weights) > _MAPPED_SHARE * memory else "mmap"
+    return "read" if table_bytes(weights) > _MAPPED_SHARE * _memory() else "mmap"
 
 
-def open_store(weights: Weights, source: SourceName, cache_bytes: int | None, workers: int) -> RowStore:
+def open_store(weights: Weights, settings: StoreSettings) -> RowStore:
     """Return the row store of a loaded checkpoint.
 
     Args:
         weights: loaded, with tables in memory where the source is "memory" and mapped ones otherwise.
-        source: where rows come from.
-        cache_bytes: budget of the row cache; None is, for the source "read", 256 MiB or, if that is less, the tables'
-            size, and none for the others: the system keeps their pages.
-        workers: threads of the source "read".
+        settings: what to set up.
 
     Raises:
-        CheckpointError: a file cannot be opened.
+        CheckpointError: a file cannot be opened, or scales that are to be in memory cannot be read.
     """
+    cache_bytes, scales_at = settings.cache_bytes, settings.scales
     if cache_bytes is None:
-        stored = table_bytes(weights)
-        cache_bytes = min(_DEFAULT_CACHE_BYTES, stored) if source == "read" else 0
-    pool = ReadPool(workers) if source == "read" else None
+        cache_bytes = min(_DEFAULT_CACHE_BYTES, table_bytes(weights)) if settings.source == "read" else 0
+    if scales_at is None:
+        scales_at = "memory" if table_bytes(weights, parts=_SCALES) <= _SCALES_SHARE * _memory() else "file"
+    pool = ReadPool(settings.workers) if settings.source == "read" else None
     sources: list[RowSource] = []
     for layer_id, table in weights.tables.items():
         if pool is not None:
             codes, scales = (_stored_rows(weights.catalog.tensors[name]) for name in _names(layer_id))
-            sources.append(ReadSource(layer_id, codes, scales, pool))
+            sources.append(ReadSource(layer_id, codes, scales, pool, has_resident_scales=scales_at == "memory"))
         elif isinstance(table, MemoryTable):
             sources.append(TableSource(table))
         else:
@@ -69,9 +92,14 @@ def open_store(weights: Weights, source: SourceName, cache_bytes: int | None, wo
     return RowStore(sources, cache_bytes=cache_bytes, pool=pool)
 
 
-def table_bytes(weights: Weights) -> int:
-    """Return the bytes of all n-gram tables as stored."""
-    return sum(weights.catalog.tensors[name].nbytes for layer_id in weights.tables for name in _names(layer_id))
+def table_bytes(weights: Weights, *, parts: slice = slice(None)) -> int:
+    """Return the bytes of all n-gram tables as stored; `parts` chooses among codes and scales."""
+    names = [name for layer_id in weights.tables for name in _names(layer_id)[parts]]
+    return sum(weights.catalog.tensors[name].nbytes for name in names)
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _names(layer_id: int) -> tuple[str, str]:
