@@ -245,3 +245,66 @@ def test_a_read_that_fails_is_a_miss(directory: Directory, caplog: pytest.LogCap
     directory.files.errors = {}
     assert readable(tier, COUNT) == [1, 2, 3, 5, 6, 7, 8, 9]
     tier.close()
+
+
+def test_a_file_that_is_gone_while_it_is_written_is_told_once_and_another_is_begun(
+    directory: Directory, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = directory.open()
+    put(tier, range(1, 6), "b")
+    for path in directory.segments:
+        path.unlink()
+    tier.store._reader.close()  # what is open can still be read
+    assert readable(tier, 5, "b") == []
+    assert readable(tier, COUNT) == []
+    assert tier.incidents.counts == {"missing_payload": 2}  # once for each file
+    assert len(caplog.records) == 2
+    put(tier, range(1, 6), "b")
+    put(tier, range(1, COUNT + 1))
+    assert readable(tier, 5, "b") == [1, 2, 3, 4, 5]
+    assert readable(tier, COUNT) == ALL
+    assert tier.incidents.counts == {"missing_payload": 2}
+    tier.close()
+    again = directory.open()
+    assert readable(again, COUNT) == ALL
+    assert again.incidents.counts == {}
+    again.close()
+
+
+def test_an_index_that_breaks_while_it_is_open_costs_cache_entries_and_the_metrics_go_on(
+    directory: Directory, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = directory.open()
+    for path in directory.folder.glob(f"{INDEX_NAME}*"):
+        with path.open("r+b") as file:
+            file.write(b"\x07" * path.stat().st_size)
+    assert readable(tier, COUNT) == []
+    assert tier.put(item(COUNT + 1))
+    assert tier.flush()
+    status = tier.status()
+    assert (status["records"], status["is_read_only"]) == (0, 1)
+    assert readable(tier, COUNT) == []
+    assert tier.incidents.counts == {"bad_index": 1, "write_error": 1}
+    assert len(caplog.records) == 2  # the index, and that nothing more is written
+    tier.close()
+    again = directory.open()
+    assert readable(again, COUNT) == ALL
+    assert set(again.incidents.counts) == {"bad_index"}
+    again.close()
+
+
+def test_an_index_without_space_is_no_space(directory: Directory, caplog: pytest.LogCaptureFixture) -> None:
+    tier = directory.open()
+    with tier.store.index._lock:
+        (pages,) = tier.store.index._db.execute("PRAGMA page_count").fetchone()
+        tier.store.index._db.execute(f"PRAGMA max_page_count = {pages}")
+    for place in range(COUNT + 1, COUNT + 41):
+        tier.put(item(place))
+        assert tier.flush()
+    tier.touch([key(1)])
+    assert tier.flush()
+    assert tier.incidents.counts == {"no_space": 1}
+    assert tier.status()["is_read_only"] == 1
+    assert len(caplog.records) == 1
+    assert readable(tier, COUNT) == ALL
+    tier.close()

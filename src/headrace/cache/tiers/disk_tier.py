@@ -160,14 +160,14 @@ class DiskTier:
         """Return what the metrics of this tier are: counts, bytes, and seconds.
 
         `retention_s` is how long ago the record was used that would be forgotten first: what was used since is here.
+        An index that cannot be read knows of nothing.
         """
-        rows = self.store.index.segments()
-        times = self.store.index.times()
+        rows, times, records = self.store.sums()
         with self._changed:
             waiting, dropped = len(self._waiting), self.dropped
         incidents = {f"incident_{name}": count for name, count in self.incidents.counts.items()}
         return {
-            "records": self.store.index.count(),
+            "records": records,
             "segments": len(rows),
             "bytes": sum(row.size for row in rows),
             "live_bytes": sum(row.live for row in rows),

@@ -53,6 +53,10 @@ class SegmentWriter:
         except OSError:
             return
 
+    def abandon(self) -> None:
+        """Let go of a file that nobody can find any more."""
+        self._files.close(self._descriptor)
+
     def seal(self) -> None:
         """Write nothing more: bring the content to the device and let go of the file.
 

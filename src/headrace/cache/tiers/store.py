@@ -10,7 +10,7 @@ from pathlib import Path
 from headrace.cache.tiers import lock
 from headrace.cache.tiers.files import Files
 from headrace.cache.tiers.incidents import Incident, Incidents
-from headrace.cache.tiers.index import INDEX_NAME, Place, SegmentIndex
+from headrace.cache.tiers.index import INDEX_NAME, Place, SegmentIndex, SegmentRow
 from headrace.cache.tiers.reclaim import Limits, Reclaim
 from headrace.cache.tiers.recover import Recovery
 from headrace.cache.tiers.segment import Damaged, Record, namespace_digest
@@ -72,6 +72,8 @@ class SegmentStore:
             for lineage in (False, True)
         }
         self._writers: dict[bytes, SegmentWriter] = {}
+        self._is_blind = False  # the index is no database any more: it is not asked again
+        self._lost: set[str] = set()  # files that are gone: what the index says of them is not tried again
         self._newest = 0
         try:
             self.files.make_folder(folder)
@@ -136,14 +138,20 @@ class SegmentStore:
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
         """Return the places of the keys that are there; nothing where the index cannot be read."""
+        if self._is_blind:
+            return {}
         try:
-            return self.index.find(keys)
+            found = self.index.find(keys)
+            return {key: place for key, place in found.items() if place.segment not in self._lost}
         except sqlite3.Error as problem:
-            self.incidents.note(Incident.BAD_INDEX, INDEX_NAME, str(problem))
+            self._is_blind = _is_broken(problem)
+            self._note_index(problem)
             return {}
 
     def load(self, key: bytes, place: Place, *, is_approximate: bool) -> tuple[Record, bytes] | None:
         """Return a record and its payload, None if it is not what it must be; it is forgotten then."""
+        if place.segment in self._lost:
+            return None
         try:
             try:
                 record, payload = self._read(place, is_approximate=is_approximate)
@@ -159,7 +167,7 @@ class SegmentStore:
             kind = Incident.WRONG_NAMESPACE if "namespace" in damage.what else kind
             self._forget(key, kind, place, damage.what)
         except FileNotFoundError:
-            self._forget(key, Incident.MISSING_PAYLOAD, place, "the file is gone")
+            self._lose(place.segment)
         except OSError as problem:
             self._forget(key, Incident.READ_ERROR, place, problem.strerror or str(problem))
         else:
@@ -169,13 +177,36 @@ class SegmentStore:
     def _read(self, place: Place, *, is_approximate: bool) -> tuple[Record, bytes]:
         return self._reader.read(place.segment, place.offset, place.length, self._namespaces[is_approximate])
 
+    def _lose(self, segment: str) -> None:
+        """Forget a segment whose file is gone; if it is being written here, whoever writes begins another."""
+        self.incidents.note(Incident.MISSING_PAYLOAD, segment, "the file is gone")
+        self._reader.forget(segment)
+        self._lost.add(segment)
+        if self.is_open(segment):
+            return
+        try:
+            self.index.drop(segment)
+        except sqlite3.Error as problem:
+            self._note_index(problem)
+
+    def _note_index(self, problem: sqlite3.Error) -> None:
+        """Count what the index did not do; without space nothing more is written."""
+        if _is_full(problem):
+            self.refuse_writes(Incident.NO_SPACE, f"nothing more is written to it: {problem}")
+        else:
+            self.incidents.note(Incident.BUSY if _is_busy(problem) else Incident.BAD_INDEX, INDEX_NAME, str(problem))
+
     def _forget(self, key: bytes, kind: Incident, place: Place, what: str) -> None:
         self.incidents.note(kind, place.segment, what)
         self._reader.forget(place.segment)
+        self._quietly_remove(key)
+
+    def sums(self) -> tuple[list[SegmentRow], tuple[int, int] | None, int]:
+        """Return the segments, the times of the oldest and newest use, and how many records; nothing if unreadable."""
         try:
-            self.index.remove([key])
-        except sqlite3.Error as problem:
-            self.incidents.note(Incident.BAD_INDEX, INDEX_NAME, str(problem))
+            return self.index.segments(), self.index.times(), self.index.count()
+        except sqlite3.Error:
+            return [], None, 0
 
     # ------------------------------------------------------------------------------------------------------- writing
 
@@ -202,13 +233,11 @@ class SegmentStore:
         try:
             return self._append_fresh(list(fresh.values()))
         except (OSError, sqlite3.Error) as problem:
-            if isinstance(problem, sqlite3.OperationalError) and problem.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+            if _is_busy(problem):
                 self.incidents.note(Incident.BUSY, INDEX_NAME, "another process kept it locked")
                 return 0
-            is_full = isinstance(problem, OSError) and problem.errno in _FULL
-            self.refuse_writes(
-                Incident.NO_SPACE if is_full else Incident.WRITE_ERROR, f"nothing more is written to it: {problem}"
-            )
+            kind = Incident.NO_SPACE if _is_full(problem) else Incident.WRITE_ERROR
+            self.refuse_writes(kind, f"nothing more is written to it: {problem}")
             return 0
 
     def _append_fresh(self, fresh: list[tuple[Record, bytes]]) -> int:
@@ -246,6 +275,10 @@ class SegmentStore:
                 self._seal(namespace)
 
     def _writer(self, namespace: bytes) -> SegmentWriter:
+        if namespace in self._writers and self._writers[namespace].name in self._lost:
+            gone = self._writers.pop(namespace)
+            gone.abandon()
+            self.index.drop(gone.name)
         if namespace not in self._writers:
             writer = SegmentWriter(self.files, self.folder, namespace, self.now())
             self._writers[namespace] = writer
@@ -282,7 +315,7 @@ class SegmentStore:
         try:
             self.index.touch(keys, self.now())
         except sqlite3.Error as problem:
-            self.incidents.note(Incident.BAD_INDEX, INDEX_NAME, str(problem))
+            self._note_index(problem)
 
     def close(self) -> None:
         """Seal what is open and let go of everything."""
@@ -302,9 +335,24 @@ class SegmentStore:
         try:
             self.index.remove([key])
         except sqlite3.Error as problem:
-            self.incidents.note(Incident.BAD_INDEX, INDEX_NAME, str(problem))
+            self._note_index(problem)
 
     def refuse_writes(self, kind: Incident, what: str) -> None:
         """Write nothing more, and say why."""
-        self.is_read_only = True
-        self.incidents.note(kind, str(self.folder), what)
+        if not self.is_read_only:
+            self.is_read_only = True
+            self.incidents.note(kind, str(self.folder), what)
+
+
+def _is_broken(problem: sqlite3.Error) -> bool:
+    return getattr(problem, "sqlite_errorcode", 0) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+def _is_busy(problem: Exception) -> bool:
+    return getattr(problem, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
+
+
+def _is_full(problem: Exception) -> bool:
+    if isinstance(problem, OSError):
+        return problem.errno in _FULL
+    return getattr(problem, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
