@@ -89,6 +89,7 @@ def _open() -> ctypes.CDLL | str:
         handle = ctypes.CDLL(str(_FILE))
         handle.hr_instruction_set.restype = ctypes.c_int64
         handle.hr_set_threads.argtypes = [ctypes.c_int64]
+        handle.hr_train_rotate_portable.restype = ctypes.c_int64  # an older build lacks it
     except (OSError, AttributeError) as problem:
         return f"{_FILE.name} cannot be loaded: {' '.join(str(problem).split())}"
     return handle
