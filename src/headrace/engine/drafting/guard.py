@@ -13,9 +13,11 @@ the largest that is not above it). A step drafts only if both hold:
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from headrace.engine.drafting.ledger import PLAIN_WINDOW, Ledger, StepTimes
+from headrace.engine.drafting.ledger import RATE_WINDOW, Ledger, StepTimes
+
+_FEWEST_PLAIN = 2  # steps of the present requests, before one of theirs drafts
 
 Price = Callable[[int], float]
 """What a drafted step of so many requests takes, in plain steps, before any was measured."""
@@ -63,6 +65,7 @@ class _Account:
 
     Attributes:
         times: what steps took.
+        names, num_plain: whose steps these are at present, and how many of theirs did not draft.
         idle: plain steps since the last drafted one.
         failures: how many tries in a row brought less than they took.
         opening: what a request's first round lately gained.
@@ -74,6 +77,8 @@ class _Account:
     """
 
     times: StepTimes
+    names: set[str] = field(default_factory=set)
+    num_plain: int = 0
     idle: float = 0.0
     failures: int = 0
     opening: float = -0.5
@@ -114,6 +119,10 @@ class Guard:
             rooms: tokens that each may still write.
         """
         account = self._account(len(rooms))
+        if rooms.keys() != account.names:
+            account.names = set(rooms)
+            account.times.begin()
+            account.num_plain = 0
         if account.since_plain >= self._settings.refresh_steps:
             self._wait = 1.0
             return False
@@ -151,8 +160,9 @@ class Guard:
             self._note_round(account, tokens, took)
         elif seconds is not None:
             account.since_plain = 0
-        if account.times.drafted and (is_drafted or account.gain is None):
+        if is_drafted or account.gain is None:
             account.gain = account.times.gain
+        account.num_plain += not is_drafted
         account.idle = 0.0 if is_drafted else account.idle + 1
         for name, count in tokens.items():
             self._ledger(name).add(count, took, is_drafted=is_drafted)
@@ -162,8 +172,9 @@ class Guard:
         if not names or not seconds:
             return
         account = self._account(len(names))
-        for one in seconds[-PLAIN_WINDOW:]:
+        for one in seconds[-RATE_WINDOW:]:
             account.times.add(one, len(names), is_drafted=False)
+        account.num_plain += len(seconds)
         account.since_plain = 0
         account.idle += len(seconds)
         for name in names:
@@ -172,6 +183,9 @@ class Guard:
     def forget(self, name: str) -> None:
         """Let go of a request."""
         self._ledgers.pop(name, None)
+        for account in self._accounts.values():
+            if name in account.names:
+                account.names = set()  # another may come under the same name
 
     def report(self) -> dict[int, GuardReport]:
         """Return what is known, by the smallest batch of each account."""
@@ -191,7 +205,7 @@ class Guard:
         debt = worst - batch.surplus
         can_afford = debt <= 0 or (is_trusted and debt <= worst)
         affordable = 0.0 if can_afford else debt / share - batch.spent
-        if not account.times.plain:
+        if account.num_plain < _FEWEST_PLAIN:
             affordable = max(affordable, 1.0)
         if is_trusted and batch.newest is None:
             return affordable, False

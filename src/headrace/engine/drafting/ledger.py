@@ -5,11 +5,14 @@ helped would have one token for each of them, so tokens minus time is what draft
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 
 PLAIN_WINDOW, DRAFTED_WINDOW = 5, 9
 """Newest steps of each kind whose median counts; few, so that both are of a machine in the same mood."""
-_SURE_STEPS = 3  # drafted steps that are measured before the first guess of the price counts no longer
+RATE_WINDOW = 32
+"""Newest steps of each kind that are reported as tokens per second."""
+_SURE_STEPS = 3  # drafted steps whose median is believed
 _FADE = 0.8
 _MAX_STRETCH = 3.0  # a step that took more than so many times the price was held up by something else
 
@@ -48,35 +51,48 @@ class Ledger:
         return (self._sum + typical) / (self._weight + 1)
 
 
-@dataclass
 class StepTimes:
-    """What steps of one size of batch took, seconds.
+    """What steps of one size of batch took.
 
-    Attributes:
-        price: plain steps that a drafted step takes; a guess until some of both were measured.
-        plain, drafted: seconds and tokens of the newest steps of each kind.
+    Steps of different requests are not compared: how long a step takes depends on how they are sampled and on their
+    context. So seconds count while the same requests are in the steps; of earlier ones the ratio is kept.
     """
 
-    price: float
-    plain: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=PLAIN_WINDOW))
-    drafted: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=DRAFTED_WINDOW))
+    def __init__(self, first_price: float) -> None:
+        """Begin with a guess of how many plain steps a drafted one takes."""
+        self.price = self._first = first_price
+        self._seconds: dict[bool, deque[float]] = {
+            True: deque(maxlen=DRAFTED_WINDOW),
+            False: deque(maxlen=PLAIN_WINDOW),
+        }
+        self._ratios: deque[float] = deque(maxlen=DRAFTED_WINDOW)
+        self._newest: dict[bool, deque[tuple[float, int]]] = {way: deque(maxlen=RATE_WINDOW) for way in (True, False)}
 
-    def __post_init__(self) -> None:
-        """Keep the guess."""
-        self._guess = self.price
+    def begin(self) -> None:
+        """Other requests are in the steps from now on."""
+        for seconds in self._seconds.values():
+            seconds.clear()
+        self.price = self._remembered
 
     def add(self, seconds: float, tokens: int, *, is_drafted: bool) -> float:
         """Take a step; return how many plain steps it took (a plain one took one)."""
-        (self.drafted if is_drafted else self.plain).append((seconds, tokens))
-        plain = _median([one for one, _ in self.plain])
-        if plain and self.drafted:
-            measured = _median([one / plain for one, _ in self.drafted])
+        self._seconds[is_drafted].append(seconds)
+        self._newest[is_drafted].append((seconds, tokens))
+        plain, drafted = _median(self._seconds[False]), self._seconds[True]
+        if plain and is_drafted:
+            self._ratios.append(seconds / plain)
+        if plain and drafted:
+            measured, remembered = _median(drafted) / plain, self._remembered
             # of the first few the dearer counts, for what may be lost goes by it; one that slept tells nothing
-            is_new = len(self.drafted) < _SURE_STEPS
-            self.price = max(self._guess, min(measured, 2 * self._guess)) if is_new else measured
+            is_sure = len(drafted) >= _SURE_STEPS
+            self.price = measured if is_sure else max(remembered, min(measured, 2 * remembered))
         if not is_drafted:
             return 1.0
         return min(seconds / plain, _MAX_STRETCH * self.price) if plain else self.price
+
+    @property
+    def _remembered(self) -> float:
+        return _median(self._ratios) if len(self._ratios) >= _SURE_STEPS else self._first
 
     @property
     def gain(self) -> float | None:
@@ -89,14 +105,12 @@ class StepTimes:
 
         A step that took more than three times the median counts as three times.
         """
-        steps = self.drafted if is_drafted else self.plain
-        if not steps:
-            return None
+        steps = self._newest[is_drafted]
         limit = _MAX_STRETCH * _median([seconds for seconds, _ in steps])
         total = sum(min(seconds, limit) for seconds, _ in steps)
         return sum(tokens for _, tokens in steps) / total if total > 0 else None
 
 
-def _median(values: list[float]) -> float:
+def _median(values: Collection[float]) -> float:
     """Return the middle value, of an even number the upper one; 0 without any."""
     return sorted(values)[len(values) // 2] if values else 0.0
