@@ -39,7 +39,7 @@ OWN: dict[str, set[str]] = {
     "train": {"--steps", "--show", "--backbone"},
     "evaluate": {"--text", "--rows", "--threads"},
     "calibrate": {"--json", "--text", "--collect", "--kernels", "--threads"},
-    "kernels": set(),
+    "kernels": {"--check", "--time"},
     "bench": {"--kernels", "--config", "--threads"},
     "plan": {"--memory", "--disk", "--bandwidth", "--disk-bandwidth", "--ledger", "--measure", "--tokens"},
 }  # fmt: skip

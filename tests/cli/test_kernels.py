@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from headrace.cli import main
 from headrace.kernels.native import library
 from headrace.kernels.native.choice import OPERATIONS, choose
-from headrace.kernels.native.library import available
+from headrace.kernels.native.conformance import FOLDERS
+from headrace.kernels.native.library import Library, available
+from headrace.kernels.native.quantise import quantise_q8
 
 needs_kernels = pytest.mark.skipif(not available(), reason=f"no native kernels: {library.why_absent()}")
 
@@ -39,6 +42,29 @@ def test_a_mix_is_named_with_reasons(capsys: pytest.CaptureFixture[str], monkeyp
     assert by_name["head"]["reason"] == "not among the operations asked for"
     assert main(["kernels"]) == 0
     assert "native:mhc,experts" in capsys.readouterr().out
+
+
+@needs_kernels
+def test_a_check_says_that_every_kernel_is_its_reference(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernels", "--check", "--json"]) == 0
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    assert [one["kernel"] for one in checks] == list(FOLDERS)
+    assert all(one["cases"] > 0 and one["differing"] == [] for one in checks)
+
+
+@needs_kernels
+def test_a_kernel_that_differs_is_named_and_the_status_is_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(library: Library, x: Tensor) -> tuple[Tensor, Tensor]:
+        codes, scales = quantise_q8(library, x)
+        return codes, scales + 1
+
+    monkeypatch.setattr("headrace.kernels.native.quantise.conformance.quantise_q8", wrong)
+    assert main(["kernels", "--check"]) == 1
+    shown = capsys.readouterr().out
+    assert f"one group: result 1 differs on {available()[-1]}" in shown
+    assert shown.count("equal to the reference") == len(FOLDERS) - 1
 
 
 @pytest.mark.parametrize("wanted", ["fast", "native:", "native:sorting", "torch:mhc", ""])

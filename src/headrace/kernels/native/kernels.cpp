@@ -2,6 +2,7 @@
 #include "quantise/kernel.cpp"
 #include "product/kernel.cpp"
 #include "streams/kernel.cpp"
+#include "router/kernel.cpp"
 #include "experts/kernel.cpp"
 #include "rows/kernel.cpp"
 #include "attention/kernel.cpp"

@@ -9,7 +9,7 @@ _SMALLEST = 2.0**-126
 
 
 def _flush(x: Tensor) -> Tensor:
-    return torch.where(x.abs() < _SMALLEST, 0.0, x)
+    return torch.where(x.abs() < _SMALLEST, x * 0.0, x)  # a zero keeps its sign
 
 
 def attend(q_QH: Tensor, keys_SH: Tensor, sink_Q: Tensor, scale: float) -> Tensor:

@@ -1,10 +1,9 @@
 """Mixture of experts of one layer in one call: router, routed FP4 experts grouped by expert, shared FP8 expert.
 
-Numerics: float32 router product over bfloat16 weights; sqrt(softplus(z)); the highest biased scores win, the lower
-expert of equal ones, NaN over any number. Gate and up products are rounded to bfloat16 and clamped; silu(gate) * up *
-weight is rounded once and quantised for the down product, whose rows are rounded to bfloat16 and added per token in
-ascending order of experts, starting from zero, the shared expert's last, in float32; one rounding. Products as in
-`product`.
+Numerics: float32 router product over bfloat16 weights, choice and weights as in `router`. Gate and up products are
+rounded to bfloat16 and clamped; silu(gate) * up * weight is rounded once and quantised for the down product, whose rows
+are rounded to bfloat16 and added per token in ascending order of experts, starting from zero, the shared expert's last,
+in float32; one rounding. Products as in `product`.
 What bounds it: reading the selected experts for few rows, multiply-adds for many.
 Source: spec section 3.8.
 """

@@ -1,4 +1,5 @@
 #include "../product/product.h"
+#include "../router/router.h"
 
 struct Experts {
   const bf16* u;            // [T, D]
@@ -61,45 +62,6 @@ struct ExpertRoom {
   }
 };
 
-// sqrt(softplus(z)), in place
-static void score_row(float* z, int64_t count) {
-  for (int64_t e = 0; e < count; e += 16) {
-    v16 x = v16{};
-    const int64_t lanes = count - e < 16 ? count - e : 16;
-    memcpy(&x, z + e, lanes * 4);
-    v16 y = softplus16(x);
-    for (int lane = 0; lane < lanes; lane++) z[e + lane] = root(y[lane]);
-  }
-}
-
-// Picks the highest biased scores, the lower expert of equal ones; NaN is higher than any number. Ascending experts.
-static void pick_row(const float* scores, const float* bias, int64_t count, int64_t per_token, int64_t* picked) {
-  for (int64_t k = 0; k < per_token; k++) {
-    int64_t best = -1;
-    float most = 0;
-    for (int64_t e = 0; e < count; e++) {
-      const float value = scores[e] + bias[e];
-      if (best >= 0 && !(value > most || (value != value && most == most))) continue;
-      bool is_taken = false;
-      for (int64_t i = 0; i < k; i++) is_taken |= picked[i] == e;
-      if (!is_taken) best = e, most = value;
-    }
-    picked[k] = best;
-  }
-  for (int64_t i = 1; i < per_token; i++)
-    for (int64_t j = i; j > 0 && picked[j - 1] > picked[j]; j--) {
-      const int64_t other = picked[j];
-      picked[j] = picked[j - 1];
-      picked[j - 1] = other;
-    }
-}
-
-static void weigh_row(const float* scores, const int64_t* picked, int64_t per_token, float scale, float* weights) {
-  float total = scores[picked[0]];
-  for (int64_t k = 1; k < per_token; k++) total += scores[picked[k]];
-  for (int64_t k = 0; k < per_token; k++) weights[k] = scores[picked[k]] / (total + 1e-20f) * scale;
-}
-
 // bf16(silu(min(gate, limit)) * clamp(up) * weight), rounded to Q8 for the down product
 static void swiglu_row(const float* gate, const float* up, float weight, float limit, int64_t width, bf16* hidden) {
   for (int64_t f = 0; f < width; f += 16) {
@@ -121,12 +83,9 @@ static void route(const Experts& job, const ExpertRoom& room, int64_t low, int64
   }
   multiply(*job.router, n, room.a, nullptr, room.to, AS_FLOAT);
   for (int64_t t = 0; t < n; t++) {
-    float* scores = room.scores + t * job.count;
-    int64_t* picked = job.picked + (low + t) * job.per_token;
     const bool is_image = job.image_bias && job.is_image && job.is_image[low + t];
-    score_row(scores, job.count);
-    pick_row(scores, is_image ? job.image_bias : job.bias, job.count, job.per_token, picked);
-    weigh_row(scores, picked, job.per_token, (float)job.scale, room.weights + t * job.per_token);
+    route_row(room.scores + t * job.count, is_image ? job.image_bias : job.bias, job.count, job.per_token,
+              (float)job.scale, job.picked + (low + t) * job.per_token, room.weights + t * job.per_token);
   }
 }
 

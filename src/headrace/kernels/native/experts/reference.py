@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.native.experts import ExpertMatrices
-from headrace.kernels.native.lanes_reference import exp, softplus, sqrt
+from headrace.kernels.native.lanes_reference import exp
 from headrace.kernels.native.product.reference import multiply
+from headrace.kernels.native.router.reference import route
 from headrace.kernels.native.tiles import Matrix
 
 
@@ -19,17 +20,11 @@ def run(
     is_image: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return [T, D] bfloat16 and the selected experts [T, K]."""
-    scores = sqrt(softplus(multiply(u_TD, matrices.router, is_quantised=False, is_float=True)))
     bias = matrices.bias
     if is_image is not None and matrices.image_bias is not None:
         bias = torch.where(is_image.unsqueeze(1), matrices.image_bias, bias)
-    order = torch.sort(scores + bias, dim=-1, descending=True, stable=True).indices
-    picked = order[:, :per_token].sort(-1).values
-    chosen = scores.gather(1, picked)
-    total = chosen[:, 0]
-    for slot in range(1, per_token):
-        total = total + chosen[:, slot]
-    weights = chosen / (total + 1e-20).unsqueeze(1) * scale
+    z = multiply(u_TD, matrices.router, is_quantised=False, is_float=True)
+    picked, weights = route(z, bias, per_token=per_token, scale=scale)
     rows = [_routed(u_TD[row : row + 1], picked[row], weights[row], matrices, limit) for row in range(u_TD.shape[0])]
     gate, up = multiply(u_TD, matrices.shared_gate_up, is_quantised=True).float().chunk(2, 1)
     shared = _finish(gate, up, torch.ones(u_TD.shape[0]), matrices.shared_down, limit)

@@ -27,6 +27,7 @@ def multiply(x_TK: Tensor, matrix: Matrix, *, is_quantised: bool, is_float: bool
             place = column ^ 1  # the odd column of a pair first
             part = multiply_add(values[:, place : place + 1], weights[:, place], part, is_flushed)
         scale = of_rows[:, group : group + 1] * factors[:, group]
+        scale = _flush(scale) if is_flushed else scale
         total = multiply_add(part, scale, total, is_flushed)
     return total if is_float else total.to(torch.bfloat16)
 
@@ -38,7 +39,7 @@ def multiply_add(a: Tensor, b: Tensor, total: Tensor, is_flushed: bool = False) 
 
 
 def _flush(x: Tensor) -> Tensor:
-    return torch.where(x.abs() < _SMALLEST, 0.0, x)
+    return torch.where(x.abs() < _SMALLEST, x * 0.0, x)  # a zero keeps its sign
 
 
 def _powers(scales: Tensor) -> Tensor:
