@@ -129,6 +129,7 @@ def test_drafting_that_loses_costs_little_in_the_long_run() -> None:
 def test_drafting_that_wins_goes_on() -> None:
     run = Run(15, lambda _: 2, noise=0.2).steps(3000)
     assert sum(run.drafted) > 0.97 * 3000
+    assert run.drafted[-1000:].count(False) == pytest.approx(1000 / 65, abs=1)  # what a plain step takes is asked anew
     assert run.speed > 1.9
     report = run.guard.report()[1]
     assert (report.is_paused, report.pauses) == (False, 0)
