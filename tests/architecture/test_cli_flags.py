@@ -30,11 +30,14 @@ OWN: dict[str, set[str]] = {
     "inspect": set(),
     "synth": set(),
     "trace": {"--draft-start", "--index-scores", "--threads"},
-    "generate": {"--stop"},
+    "generate": {
+        "--stop", "--cache-dir", "--cache-bytes", "--min-free-disk", "--window-policy", "--checkpoint-every",
+        "--host-cache", "--snapshot-ttl", "--resume",
+    },
     "serve": {
         "--api-key-file", "--model-name", "--mode", "--slots", "--threads", "--max-waiting", "--max-body",
         "--request-timeout", "--cors-origin", "--allow-image-urls", "--log-prompts", "--cache-bytes", "--window-policy",
-        "--checkpoint-every", "--host-cache", "--resume", "--no-draft",
+        "--checkpoint-every", "--host-cache", "--resume", "--no-draft", "--min-free-disk", "--snapshot-ttl",
     },
     "train": {"--steps", "--show", "--backbone"},
     "evaluate": {"--text", "--rows", "--threads"},

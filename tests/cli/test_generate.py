@@ -47,10 +47,30 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 # ---------------------------------------------------------------------------------------------------------- answers
 
 
+def test_a_prompt_is_read_once_for_every_process_that_names_its_directory(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = tmp_path / "ids.json"
+    ids.write_text(json.dumps([3 + place % 40 for place in range(300)]))
+    cache = ("--cache-dir", str(tmp_path / "cache"), "--min-free-disk", "0")
+    asked = (model, "--token-ids", str(ids), "--max-tokens", "3", "--no-draft")
+    alone = document(capsys, *asked)
+    first, second = (document(capsys, *asked, *cache) for _ in range(2))
+    assert first["token_ids"] == second["token_ids"] == alone["token_ids"]
+    assert first["usage"]["cached_tokens"] == 0
+    assert second["usage"]["cached_tokens_by_tier"] == {"device": 0, "host": 0, "disk": 256}
+    assert not second["is_approximate"]
+    assert second["cache_reason"].startswith("windows rebuilt from token")
+    third = document(capsys, *asked, *cache, "--resume", "replay")
+    assert third["is_approximate"]
+    assert main(["generate", *asked, *cache]) == 0
+    assert "300 prompt tokens (256 from disk) in" in capsys.readouterr().err
+
+
 def test_the_document_has_the_fields_of_the_contract(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, model, "--prompt", TEXT, "--max-tokens", "5")
     assert set(found) >= FIELDS
-    assert set(found) - FIELDS == {"mode", "work"}
+    assert set(found) - FIELDS == {"mode", "work", "cache_reason", "is_approximate"}
     assert set(found["usage"]) == {"prompt_tokens", "completion_tokens", "cached_tokens", "cached_tokens_by_tier"}
     assert set(found["timings"]) == {"load_s", "image_s", "prefill_s", "decode_s", "ttft_s"}
     assert set(found["draft"]) == {"proposed", "accepted", "rounds"}

@@ -132,7 +132,16 @@ def test_cached_tokens_are_reported(client: openai.OpenAI) -> None:
     first = complete(client, prompt=prompt, max_tokens=1, cache_salt="usage")
     second = complete(client, prompt=prompt, max_tokens=1, cache_salt="usage")
     assert first.usage.prompt_tokens_details.cached_tokens == 0
-    assert second.usage.prompt_tokens_details.cached_tokens > 300
+    cached = second.usage.prompt_tokens_details.cached_tokens
+    assert cached > 300
+    assert second.choices[0].cache == {
+        "cached_tokens": cached,
+        "cached_tokens_by_tier": {"device": cached},
+        "lineage": "exact",
+        "reencoded_rows": 128,
+        "replayed_rows": 128,
+        "reason": None,
+    }
 
 
 # --------------------------------------------------------------------------------------------------- echo and log-probs

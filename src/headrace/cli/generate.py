@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from headrace.cli.cache_options import add_cache_options, cache_options
 from headrace.cli.progress import byte_progress
 from headrace.cli.token_ids import read_token_ids
 from headrace.core.errors import UserError
@@ -40,6 +41,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("--no-draft", action="store_true", help="one token at a time; the answer is the same")
     parser.add_argument("--threads", type=int, metavar="N", help="PyTorch threads; chosen if missing")
+    add_cache_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the text")
 
 
@@ -60,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
     prompt = _prompt(args)
     with _loading(args.path) as progress:
         drafting = "off" if args.no_draft else "auto"
-        llm = LLM(args.path, mode=args.mode, threads=args.threads, progress=progress, num_slots=1, drafting=drafting)
+        options = {"mode": args.mode, "threads": args.threads, "num_slots": 1, "drafting": drafting}
+        llm = LLM(args.path, progress=progress, **options, **cache_options(args))
     with llm:
         num_tokens = len(llm.encode(prompt))
         result = _stream(llm, prompt, num_tokens, params, is_quiet=args.json)
@@ -140,6 +143,8 @@ def _document(llm: LLM, result: Result) -> dict[str, Any]:
         "numerics": result.numerics,
         "mode": llm.mode,
         "work": dataclasses.asdict(result.work),
+        "cache_reason": result.cache_reason,
+        "is_approximate": result.is_approximate,
     }
 
 
@@ -149,9 +154,11 @@ def _summary(llm: LLM, result: Result) -> None:
         print()
     if not result.text and result.token_ids and llm.tokenizer is None:
         print(json.dumps(result.token_ids))
+    cached = ", ".join(f"{count} from {tier}" for tier, count in usage.cached_tokens_by_tier.items() if count)
+    source = f" ({cached})" if cached else ""
     print(
-        f"{usage.prompt_tokens} prompt tokens in {timings.prefill_s:.2f} s, {usage.completion_tokens} generated in "
-        f"{timings.decode_s:.2f} s, first after {timings.ttft_s:.2f} s; loaded in {timings.load_s:.2f} s; "
-        f"{result.finish_reason}; seed {result.seed}",
+        f"{usage.prompt_tokens} prompt tokens{source} in {timings.prefill_s:.2f} s, "
+        f"{usage.completion_tokens} generated in {timings.decode_s:.2f} s, first after {timings.ttft_s:.2f} s; "
+        f"loaded in {timings.load_s:.2f} s; {result.finish_reason}; seed {result.seed}",
         file=sys.stderr,
     )

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from headrace.cli.cache_options import add_cache_options, cache_options
 from headrace.core.errors import UserError
 
 _MAX_KEY_FILE_BYTES = 1 << 20
@@ -22,12 +23,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     add("--model-name", metavar="NAME", help="name under which the model is served (the folder's)")
     add("--max-context", type=int, metavar="N", help="tokens of the longest sequence (the model's)")
     add("--max-memory", type=int, metavar="BYTES", help="memory of the engine's process; refused if it is too little")
-    add("--cache-dir", type=Path, metavar="DIR", help="folder in which cached prompts outlive the server")
-    add("--cache-bytes", type=int, metavar="BYTES", help="bytes of that folder (64 GiB)")
-    add("--window-policy", choices=("none", "periodic", "full"), default="none", help="window rows kept there (none)")
-    add("--checkpoint-every", type=int, metavar="N", help="tokens between periodic window rows (2048)")
-    add("--host-cache", type=int, metavar="BYTES", help="memory for cached prompts that left the block pool (0)")
-    add("--resume", choices=("exact", "replay"), default="exact", help="without window rows: encode again, or replay")
+    add_cache_options(parser)
     add("--mode", choices=("full", "replay"), default="replay", help="decoder on all of a prompt, or on its end")
     add("--no-draft", action="store_true", help="one token of an answer at a time; answers are the same")
     add("--slots", type=int, default=16, metavar="N", help="answers that are generated at once (16)")
@@ -69,16 +65,8 @@ def run(args: argparse.Namespace) -> int:
         "max_context": args.max_context,
         "max_memory": args.max_memory,
         "max_waiting": args.max_waiting,
-        "resume": args.resume,
-        "cache_dir": None if args.cache_dir is None else str(args.cache_dir),
-        "window_policy": args.window_policy,
+        **cache_options(args),
     }
-    named = {
-        "cache_disk_bytes": args.cache_bytes,
-        "checkpoint_every": args.checkpoint_every,
-        "host_cache_bytes": args.host_cache,
-    }
-    options |= {option: value for option, value in named.items() if value is not None}
     name = args.model_name or (_SHIPPED_NAME if args.path is None else args.path.resolve().name)
     serve(
         settings,

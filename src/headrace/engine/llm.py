@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from headrace.core.errors import CapacityError, HeadraceError, UserError
+from headrace.core.errors import CapacityError, EngineError, HeadraceError, UserError
 from headrace.core.shipped import shipped_model
 from headrace.engine.core.events import PrefillEvent, TokenEvent
 from headrace.engine.core.options import EngineOptions
@@ -174,9 +174,16 @@ class LLM:
         if problem is not None:
             raise HeadraceError(problem)
 
-    def clear_cache(self) -> None:
-        """Forget every cached prompt."""
-        self._engine.query("clear")
+    def clear_cache(self, *, disk: bool = False) -> None:
+        """Forget every cached prompt in memory; with `disk` also those that this model has in `cache_dir`.
+
+        Raises:
+            EngineError: the directory cannot be written, or another process has it for long.
+        """
+        if not self._engine.query("clear disk" if disk else "clear"):
+            raise EngineError(
+                f"what is cached in {self.options.cache_dir} could not be forgotten; a directory that can be written is accepted"
+            )
 
     def encode(self, prompt: Prompt) -> np.ndarray:
         """Return a prompt's token ids, [N] int64; text begins with the begin token, images get theirs.

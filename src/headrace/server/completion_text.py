@@ -5,6 +5,7 @@ from typing import Any
 
 from headrace.engine.core.events import TokenEvent
 from headrace.engine.result import FinishReason, Result, TokenLogprob
+from headrace.server.protocol.patches import cache_of
 from headrace.text.detokenize import Detokenizer
 from headrace.text.tokenizer import Tokenizer
 
@@ -100,6 +101,7 @@ class CompletionText:
             found["finish_reason"] = _FINISH[self.result.finish_reason]
             found["stop_reason"] = self.result.stop
             found["seed"] = self.result.seed
+            found["cache"] = cache_of(self.result)
         return found
 
 

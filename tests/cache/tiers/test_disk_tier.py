@@ -1,5 +1,6 @@
 """Blocks on disk: what is kept, what goes first, how many bytes that takes, and who may share a directory."""
 
+import errno
 import os
 import sqlite3
 import threading
@@ -259,3 +260,42 @@ def test_one_makes_room_while_the_other_reads(directory: Directory) -> None:
     assert directory.nbytes <= 1.2 * directory.max_bytes
     first.close()
     second.close()
+
+
+def test_a_cleared_directory_has_nothing_of_its_namespace_and_all_of_others(tmp_path: Path) -> None:
+    mine, other = (Directory(tmp_path / "cache", namespace={"weights": name}) for name in ("mine", "other"))
+    other.fill(5, "o")
+    mine.fill(9)
+    neighbour = mine.open()  # another process of the same model, in the middle of a file
+    put(neighbour, range(1, 4), "n")
+    tier = mine.open()
+    put(tier, range(1, 6), "b")
+    assert tier.put(item(6, "b", is_approximate=True))
+    tier.touch([key(1)])
+    assert tier.clear()
+    assert [readable(tier, 9, chain) for chain in "abn"] == [[], [], []]
+    assert tier.status()["queued"] == 0
+    put(tier, range(1, 4), "b")
+    put(neighbour, range(4, 6), "n")
+    assert readable(tier, 3, "b") == [1, 2, 3]
+    assert readable(tier, 5, "n") == [4, 5]
+    assert (tier.incidents.counts, neighbour.incidents.counts) == ({}, {})
+    tier.close()
+    neighbour.close()
+    again = mine.open()
+    assert [readable(again, 9, chain) for chain in "abn"] == [[], [1, 2, 3], [4, 5]]
+    assert again.incidents.counts == {}
+    again.close()
+    kept = other.open()
+    assert readable(kept, 5, "o") == [1, 2, 3, 4, 5]
+    kept.close()
+
+
+def test_a_directory_that_can_only_be_read_is_not_cleared(tmp_path: Path) -> None:
+    directory = Directory(tmp_path / "cache")
+    directory.fill(9)
+    directory.files.errors = {"create": errno.EROFS}
+    tier = directory.open()
+    assert not tier.clear()
+    assert readable(tier, 9) == list(range(1, 10))
+    tier.close()

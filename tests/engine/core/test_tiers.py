@@ -127,6 +127,22 @@ def test_two_engines_share_a_directory(tmp_path: Path) -> None:
         assert said(first) == alone(tuple(FIRST))
 
 
+def test_a_cleared_directory_gives_nothing_back(tmp_path: Path) -> None:
+    with engine(tmp_path, window_policy="full", host_cache_bytes=1 << 20) as one:
+        ask(one, FIRST)
+        assert one.clear_cache()
+        assert ask(one, [*FIRST, 5]).usage.cached_tokens_by_tier["disk"] == WHOLE  # the directory outlives that
+        ask(one, [*FIRST, 5], cache_salt="a")
+        assert one.clear_cache(disk=True)
+        one.step()
+        assert ask(one, [*FIRST, 5], max_tokens=1).usage.cached_tokens == 0
+        assert ask(one, [*FIRST, 5], cache_salt="a").usage.cached_tokens == 0
+        assert one.clear_cache(disk=True)
+    with engine(tmp_path, window_policy="full") as one:
+        assert ask(one, [*FIRST, 5]).usage.cached_tokens == 0
+        assert said(ask(one, [*FIRST, 5])) == alone((*FIRST, 5))
+
+
 # ---------------------------------------------------------------------------------------------------------------- host
 
 

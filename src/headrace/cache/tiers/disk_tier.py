@@ -70,6 +70,7 @@ class DiskTier:
         self._waiting: deque[Item | tuple[bytes, ...]] = deque()
         self._waiting_bytes = 0
         self._is_writing = self._is_closed = False
+        self._wants_clear = self._is_cleared = False
         self._changed = threading.Condition()
         self.written = self.written_bytes = self.dropped = self.loaded = self.loaded_bytes = 0
         self._thread = threading.Thread(target=self._write_behind, name="headrace-disk-tier", daemon=True)
@@ -100,7 +101,18 @@ class DiskTier:
     def flush(self, timeout_s: float = 30.0) -> bool:
         """Wait until everything that was put is written or refused; return whether that is so."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._is_writing, timeout_s)
+            return self._changed.wait_for(
+                lambda: not self._waiting and not self._is_writing and not self._wants_clear, timeout_s
+            )
+
+    def clear(self) -> bool:
+        """Forget every record, and what waits to be written; return whether that was possible."""
+        with self._changed:
+            self._waiting_bytes -= sum(len(one.payload) for one in self._waiting if isinstance(one, Item))
+            self._waiting.clear()
+            self._wants_clear, self._is_cleared = True, False
+            self._changed.notify_all()
+        return self.flush() and self._is_cleared
 
     def close(self) -> None:
         """Write what waits, seal, and let go of the directory."""
@@ -115,19 +127,23 @@ class DiskTier:
             with self._changed:
                 self._is_writing = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._waiting or self._is_closed)
-                if not self._waiting:
+                self._changed.wait_for(lambda: self._waiting or self._wants_clear or self._is_closed)
+                if not self._waiting and not self._wants_clear:
                     return
+                wants_clear = self._wants_clear
                 batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
                 self._is_writing = True
             items = [one for one in batch if isinstance(one, Item)]
             try:
+                if wants_clear:
+                    self._is_cleared = self.store.clear()
                 self._write(items)
                 self.store.touch([key for one in batch if not isinstance(one, Item) for key in one])
             except Exception as problem:  # noqa: BLE001 - whatever it is, it must not end the thread that others wait for
                 self.store.refuse_writes(Incident.WRITE_ERROR, repr(problem))
             with self._changed:
                 self._waiting_bytes -= sum(len(item.payload) for item in items)
+                self._wants_clear = self._wants_clear and not wants_clear
 
     def _write(self, items: Sequence[Item]) -> None:
         if not items:

@@ -1,6 +1,6 @@
 """Keeps a directory within its bytes: forgets what was used least recently, leaves first, and frees whole segments."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +75,18 @@ class Reclaim:
                 appender.seal_all()
                 has_sealed = True
         return True
+
+    def clear(self, namespaces: Container[bytes], appender: Appender) -> None:
+        """Forget every record of some namespaces; the files go, but for those that another process is writing."""
+        appender.seal_all()
+        for row in self._index.segments():
+            if row.namespace not in namespaces:
+                continue
+            if self._is_ours(row, appender):
+                self._remove(row)
+            else:
+                self._index.cut(row.name, 0)
+        self._index.shrink()
 
     def _free_dead(self, appender: Appender) -> bool:
         dead = [row for row in self._index.segments() if row.live <= 0 and self._is_ours(row, appender)]

@@ -331,6 +331,17 @@ class SegmentStore:
         writer.seal()
         self.index.seal(writer.name, writer.size)
 
+    def clear(self) -> bool:
+        """Forget every record of this namespace, in both lineages; return whether that was possible."""
+        try:
+            with lock.held(self.files, self.folder / _LOCK_NAME, _LOCK_WAIT_S) as is_mine:
+                if is_mine:
+                    self._reclaim.clear(set(self._namespaces.values()), self)
+        except (OSError, sqlite3.Error) as problem:
+            self.incidents.note(Incident.WRITE_ERROR, str(self.folder), f"it could not be cleared: {problem}")
+            return False
+        return is_mine
+
     def _quietly_remove(self, key: bytes) -> None:
         try:
             self.index.remove([key])

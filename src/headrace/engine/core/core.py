@@ -156,12 +156,13 @@ class EngineCore:
         """
         self._holdings.audit(self._sequences.values(), self.cache)
 
-    def clear_cache(self) -> None:
-        """Forget every cached prompt; answers that are told already leave nothing behind either."""
+    def clear_cache(self, *, disk: bool = False) -> bool:
+        """Forget every cached prompt, on disk if asked, and of told answers; return whether that was possible."""
         for sequence in self._sequences.values():
             if sequence.is_over:
                 sequence.published = sequence.num_prompt + len(sequence.answer.token_ids)
-        self.cache.clear()
+                sequence.kept = sequence.published if disk else sequence.kept
+        return self.cache.clear(disk=disk)
 
     @property
     def free_blocks(self) -> int:

@@ -81,11 +81,10 @@ class PrefixCache:
         """The metrics of the lower tiers, if there are any."""
         return {} if self.tiers is None else self.tiers.status()
 
-    def clear(self) -> None:
-        """Forget every cached prompt but those on disk."""
+    def clear(self, *, disk: bool = False) -> bool:
+        """Forget every cached prompt, those on disk only if asked; return whether all of it is forgotten."""
         self.index.clear()
-        if self.tiers is not None:
-            self.tiers.clear()
+        return self.tiers is None or self.tiers.clear(disk=disk)
 
     def close(self) -> None:
         """Let go of the lower tiers."""

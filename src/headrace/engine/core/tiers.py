@@ -217,10 +217,11 @@ class Tiers:
             found |= {f"disk_tier_{name}": value for name, value in self.disk.status().items()}
         return found
 
-    def clear(self) -> None:
-        """Forget what is in host memory; the directory outlives the engine."""
+    def clear(self, *, disk: bool) -> bool:
+        """Forget what is in host memory, and on disk if asked; return whether all of it is forgotten."""
         if self.host is not None:
             self.host.clear()
+        return not disk or self.disk is None or self.disk.clear()
 
     def close(self) -> None:
         """Write what waits and let go of the directory."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.models.deepseek_v41.load import LoadOptions
 
 
-Question = Literal["status", "totals", "traces", "audit", "clear"]
+Question = Literal["status", "totals", "traces", "audit", "clear", "clear disk"]
 
 
 @dataclass(frozen=True, kw_only=True)

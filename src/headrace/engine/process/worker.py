@@ -133,9 +133,8 @@ def _answer(core: EngineCore, query: Query) -> Any:
         except HeadraceError as error:
             return error.message
         return None
-    if query.what == "clear":
-        core.clear_cache()
-        return None
+    if query.what in {"clear", "clear disk"}:
+        return core.clear_cache(disk=query.what == "clear disk")
     return _status(core, core.memory)
 
 

@@ -24,8 +24,20 @@ def about(turn: "Turn", result: Result) -> dict[str, Any]:
         "top_p": turn.params.top_p,
         "seed": result.seed,
         "stop": result.stop,
-        "cache": {"cached_tokens": result.usage.cached_tokens, "reason": result.cache_reason},
+        "cache": cache_of(result),
         "numerics": result.numerics,
+    }
+
+
+def cache_of(result: Result) -> dict[str, Any]:
+    """Return what the prefix cache did for an answer: tokens by tier, lineage, rows computed all the same."""
+    return {
+        "cached_tokens": result.usage.cached_tokens,
+        "cached_tokens_by_tier": dict(result.usage.cached_tokens_by_tier),
+        "lineage": "approximate" if result.is_approximate else "exact",
+        "reencoded_rows": result.work.reencoded_rows,
+        "replayed_rows": result.work.replayed_rows,
+        "reason": result.cache_reason,
     }
 
 

@@ -30,9 +30,14 @@ async def metrics(request: Request) -> Response:
 
 
 @router.post("/reset_prefix_cache")
-async def reset_prefix_cache(request: Request) -> dict[str, Any]:
-    """Forget every cached prompt that no running request uses."""
-    await state_of(request).ask("clear")
+async def reset_prefix_cache(request: Request, *, reset_external: bool = False) -> dict[str, Any]:
+    """Forget every cached prompt that no running request uses; with `reset_external` also those on disk.
+
+    Raises:
+        EngineError: the directory cannot be written, or another process has it for long.
+    """
+    if not await state_of(request).ask("clear disk" if reset_external else "clear"):
+        raise EngineError("what is cached on disk could not be forgotten; a directory that can be written is accepted")
     return {"status": "ok"}
 
 
