@@ -244,5 +244,5 @@ def test_a_reset_cache_is_empty(opened: Inside) -> None:
     url = f"{opened.base_url}/v1/completions"
     httpx2.post(url, json=body, timeout=60)
     assert httpx2.post(url, json=body).json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 300
-    assert httpx2.post(f"{opened.base_url}/reset_prefix_cache").status_code == 200
+    assert httpx2.post(f"{opened.base_url}/reset_prefix_cache?reset_external=true").status_code == 200
     assert httpx2.post(url, json=body).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0

@@ -181,9 +181,8 @@ class LLM:
             EngineError: the directory cannot be written, or another process has it for long.
         """
         if not self._engine.query("clear disk" if disk else "clear"):
-            raise EngineError(
-                f"what is cached in {self.options.cache_dir} could not be forgotten; a directory that can be written is accepted"
-            )
+            where = self.options.cache_dir
+            raise EngineError(f"what is cached in {where} could not be forgotten; a writable directory is accepted")
 
     def encode(self, prompt: Prompt) -> np.ndarray:
         """Return a prompt's token ids, [N] int64; text begins with the begin token, images get theirs.

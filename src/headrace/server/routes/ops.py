@@ -37,7 +37,7 @@ async def reset_prefix_cache(request: Request, *, reset_external: bool = False) 
         EngineError: the directory cannot be written, or another process has it for long.
     """
     if not await state_of(request).ask("clear disk" if reset_external else "clear"):
-        raise EngineError("what is cached on disk could not be forgotten; a directory that can be written is accepted")
+        raise EngineError("what is cached on disk could not be forgotten; a writable directory is accepted")
     return {"status": "ok"}
 
 
