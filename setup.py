@@ -4,6 +4,7 @@ One source file is compiled once per instruction set and linked into one library
 Python module: it is loaded with ctypes, so one library serves every Python version.
 """
 
+import hashlib
 import platform
 from pathlib import Path
 
@@ -28,6 +29,16 @@ def _variants() -> dict[str, list[str]]:
     return {"portable": []}
 
 
+def _fingerprint() -> str:
+    """Return what says which sources a library was built from; the package compares it with those it holds."""
+    folder, total = Path(_FOLDER), hashlib.sha256()
+    for name in sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix in (".h", ".cpp")
+    ):
+        total.update(name.encode() + b"\n" + (folder / name).read_bytes())
+    return total.hexdigest()[:16]
+
+
 class BuildKernels(build_ext):
     """Compile `kernels.cpp` for every instruction set and link one plain shared library."""
 
@@ -45,7 +56,9 @@ class BuildKernels(build_ext):
                 depends=ext.depends,
             )
         objects += self.compiler.compile(
-            [f"{_FOLDER}/{name}.cpp" for name in _PLAIN], output_dir=str(self.build_temp), extra_postargs=_FLAGS
+            [f"{_FOLDER}/{name}.cpp" for name in _PLAIN],
+            output_dir=str(self.build_temp),
+            extra_postargs=[*_FLAGS, f'-DHR_SOURCES="{_fingerprint()}"'],
         )
         self.compiler.link_shared_object(objects, str(target), target_lang="c++", extra_postargs=["-pthread"])
 

@@ -79,9 +79,23 @@ def test_another_choice_is_refused_in_one_sentence(
         assert "kernels are" in shown or "no native kernel" in shown
 
 
+def _damaged(kernels: Path) -> list[tuple[bytes, str]]:
+    """Return libraries that cannot be used, and what is said of each."""
+    if not kernels.exists():
+        return [(b"", "cannot be loaded")]
+    whole = kernels.read_bytes()
+    other = whole.replace(library._sources().encode(), b"0123456789abcdef")
+    return [
+        (b"", "cannot be loaded"),
+        (whole[: len(whole) // 2], "is cut short"),
+        (other, "was built from other sources"),
+    ]
+
+
 def test_without_a_library_everything_is_pytorch_and_asking_for_kernels_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    kernels = library._FILE
     monkeypatch.setattr(library, "_FILE", tmp_path / "_kernels.so")
     library._open.cache_clear()
     library.load.cache_clear()
@@ -94,6 +108,11 @@ def test_without_a_library_everything_is_pytorch_and_asking_for_kernels_is_refus
         (tmp_path / "_kernels.so").write_bytes(b"no library")
         library._open.cache_clear()
         assert "cannot be loaded" in choose("auto").reasons["mhc"]
+        for content, said in _damaged(kernels):
+            (tmp_path / "_kernels.so").unlink()
+            (tmp_path / "_kernels.so").write_bytes(content)
+            library._open.cache_clear()
+            assert said in choose("auto").reasons["mhc"]
     finally:
         library._open.cache_clear()
         library.load.cache_clear()

@@ -1,4 +1,4 @@
-// Which of the compiled instruction sets this processor has: 2 AVX-512 with BF16 and VBMI, 1 AVX2 with FMA, 0 neither.
+// Which sources the library was built from, and which of the compiled instruction sets this processor has: 2 AVX-512 with BF16 and VBMI, 1 AVX2 with FMA, 0 neither.
 #include <cstdint>
 
 extern "C" __attribute__((visibility("default"))) int64_t hr_instruction_set() {
@@ -14,3 +14,5 @@ extern "C" __attribute__((visibility("default"))) int64_t hr_instruction_set() {
   return 0;
 #endif
 }
+
+extern "C" __attribute__((visibility("default"))) const char* hr_sources() { return HR_SOURCES; }

@@ -1,7 +1,9 @@
 """Finds and loads the kernel library, and says why there is none."""
 
 import ctypes
+import hashlib
 import os
+import struct
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -85,11 +87,37 @@ def _open() -> ctypes.CDLL | str:
     """Load the library, or return why that is not possible."""
     if not _FILE.exists():
         return "the package was installed without a C++ compiler; `pip install` it again with one"
+    if _is_cut_short(_FILE):
+        return f"{_FILE.name} is cut short; `pip install` the package again with a C++ compiler"
     try:
         handle = ctypes.CDLL(str(_FILE))
         handle.hr_instruction_set.restype = ctypes.c_int64
         handle.hr_set_threads.argtypes = [ctypes.c_int64]
-        handle.hr_train_rotate_portable.restype = ctypes.c_int64  # an older build lacks it
+        handle.hr_sources.restype = ctypes.c_char_p
+        built_from = handle.hr_sources().decode("ascii")
     except (OSError, AttributeError) as problem:
         return f"{_FILE.name} cannot be loaded: {' '.join(str(problem).split())}"
+    if built_from != _sources():
+        return f"{_FILE.name} was built from other sources; `python setup.py build_ext --inplace` builds it anew"
     return handle
+
+
+def _is_cut_short(path: Path) -> bool:
+    """Say whether an ELF file ends before its table of sections does; loading such a file can end the process."""
+    with path.open("rb") as file:
+        header = file.read(64)
+    if len(header) < 64 or header[:5] != b"\x7fELF\x02":
+        return False  # the loader says what is wrong with it
+    (start,) = struct.unpack_from("<Q", header, 40)
+    size, count = struct.unpack_from("<HH", header, 58)
+    return path.stat().st_size < start + size * count
+
+
+def _sources() -> str:
+    """Return the fingerprint of the sources beside this file, as `setup.py` gives it to the library it builds."""
+    folder, total = Path(__file__).parent, hashlib.sha256()
+    for name in sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix in (".h", ".cpp")
+    ):
+        total.update(name.encode() + b"\n" + (folder / name).read_bytes())
+    return total.hexdigest()[:16]
