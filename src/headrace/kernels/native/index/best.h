@@ -14,7 +14,6 @@ static inline float score_of(int32_t rank) {
   const int32_t bits = (int32_t)((uint32_t)(rank ^ ((rank >> 31) & 0x7FFF)) << 16);
   return read<float>(&bits);
 }
-static const i16 IOTA = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // The bits of the lanes that hold.
 static inline uint32_t bits_of(i16 holds) {

@@ -17,7 +17,7 @@ constexpr float MAGIC = 3145728.0f;              // 1.5 * 2 ** 21: neighbours ar
 constexpr float ROUNDINGS = 0.0078125f * 1.0625f;  // two of at most 2 ** -8 each, and the sums' own in float32
 constexpr int LOWEST_SCALE = 97, HIGHEST_SCALE = 157;  // 2 ** -30 to 2 ** 30: nothing overflows or is subnormal
 
-constexpr int64_t MOST_GROUPS = 4;  // of 32 columns
+constexpr int64_t MOST_GROUPS = 4;                     // of 32 columns
 
 struct Bounds {
   int32_t* q;       // [J, I / 32, 8]: four int8 columns, twice the value; even columns of 8, odd ones, of the next ..
@@ -82,21 +82,31 @@ static inline v16 swap_tile(v16 x) {
   return __builtin_shufflevector(x, x, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
 }
 
-// 16 bytes of each of 16 keys, transposed to words and decoded; key 4 j + l, given in lane l of register j, goes to
-// lane 4 l + j
-static inline void put_words(__m512i a, __m512i b, __m512i c, __m512i d, uint8_t* to) {
+// 16 bytes of each of 16 keys, transposed to words; key 4 j + l, given in lane l of register j, goes to lane 4 l + j
+static inline void transpose(const __m512i* x, __m512i* words) {
+  const __m512i a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpacklo_epi32(x[2], x[3]);
+  const __m512i c = _mm512_unpackhi_epi32(x[0], x[1]), d = _mm512_unpackhi_epi32(x[2], x[3]);
+  words[0] = _mm512_unpacklo_epi64(a, b);
+  words[1] = _mm512_unpackhi_epi64(a, b);
+  words[2] = _mm512_unpacklo_epi64(c, d);
+  words[3] = _mm512_unpackhi_epi64(c, d);
+}
+
+// eight codes a word to twice their values plus 12: those of even columns, of odd ones
+static inline void decode(__m512i word, __m512i* out) {
   const __m128i codes = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
-  const __m512i table = _mm512_broadcast_i32x4(codes);
-  const __m512i nibble = _mm512_set1_epi8(15);
-  const __m512i ab = _mm512_unpacklo_epi32(a, b), cd = _mm512_unpacklo_epi32(c, d);
-  const __m512i ef = _mm512_unpackhi_epi32(a, b), gh = _mm512_unpackhi_epi32(c, d);
-  const __m512i words[4] = {_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd), _mm512_unpacklo_epi64(ef, gh),
-                            _mm512_unpackhi_epi64(ef, gh)};
+  const __m512i table = _mm512_broadcast_i32x4(codes), nibble = _mm512_set1_epi8(15);
+  out[0] = _mm512_shuffle_epi8(table, _mm512_and_si512(word, nibble));
+  out[1] = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(word, 4), nibble));
+}
+
+static inline void put_words(const __m512i* x, uint8_t* to) {
+  __m512i words[4], values[2];
+  transpose(x, words);
   for (int w = 0; w < 4; w++) {
-    const __m512i even = _mm512_shuffle_epi8(table, _mm512_and_si512(words[w], nibble));
-    const __m512i odd = _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(words[w], 4), nibble));
-    _mm512_store_si512(to + 128 * w, even);
-    _mm512_store_si512(to + 128 * w + 64, odd);
+    decode(words[w], values);
+    _mm512_store_si512(to + 128 * w, values[0]);
+    _mm512_store_si512(to + 128 * w + 64, values[1]);
   }
 }
 
@@ -130,8 +140,10 @@ static inline void unpack(const Bounds& bounds, const Keys& keys) {
     split_four<GROUPS>(a + 64 * GROUPS, x[1]);
     split_four<GROUPS>(b, x[2]);
     split_four<GROUPS>(b + 64 * GROUPS, x[3]);
-    for (int g = 0; g < GROUPS; g++)
-      put_words(x[0][g], x[1][g], x[2][g], x[3][g], bounds.keys + (tile * GROUPS + g) * 512);
+    for (int g = 0; g < GROUPS; g++) {
+      const __m512i pieces[4] = {x[0][g], x[1][g], x[2][g], x[3][g]};
+      put_words(pieces, bounds.keys + (tile * GROUPS + g) * 512);
+    }
   }
 }
 
@@ -139,17 +151,15 @@ static inline void unpack(const Bounds& bounds, const Keys& keys) {
 template <int GROUPS>
 static inline bool unpack_scales(const Bounds& bounds, const Keys& keys) {
   const __m512i least = _mm512_set1_epi8(LOWEST_SCALE), span = _mm512_set1_epi8(HIGHEST_SCALE - LOWEST_SCALE);
-  alignas(64) uint8_t bytes[KEYS * MOST_GROUPS];
+  uint8_t copied[KEYS * GROUPS];
   const int64_t octets = (keys.count + 15) / 16 * 2, total = 8 * GROUPS * octets;
-  for (int64_t octet = 0; octet < octets; octet++) {
-    const uint8_t* from = keys.scales[octet];
-    uint8_t* to = bytes + 8 * GROUPS * octet;
-    for (int64_t g = 0; g < GROUPS; g++) memcpy(to + 8 * g, from + 8 * g, 8);
-  }
+  const uint8_t* bytes = keys.is_run ? keys.scales[0] : copied;
+  for (int64_t octet = 0; octet < octets && !keys.is_run; octet++)
+    memcpy(copied + 8 * GROUPS * octet, keys.scales[octet], 8 * GROUPS);
   uint64_t outside = 0;
   for (int64_t at = 0; at < total; at += 64) {
     const __mmask64 there = total - at >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << (total - at)) - 1;
-    const __m512i x = _mm512_sub_epi8(_mm512_load_si512(bytes + at), least);
+    const __m512i x = _mm512_sub_epi8(_mm512_maskz_loadu_epi8(there, bytes + at), least);
     outside |= _mm512_mask_cmpgt_epu8_mask(there, x, span);
   }
   if (outside) return false;
@@ -203,10 +213,36 @@ static inline void dot_tiles(Bounds& bounds, int64_t tile, int64_t head) {
   }
 }
 
+// One head of 32 columns: a tile's keys are decoded where they are multiplied.
+static inline void dot_narrow(Bounds& bounds, const Keys& keys) {
+  __m512i q[8];
+  for (int w = 0; w < 8; w++) q[w] = _mm512_set1_epi32(bounds.q[w]);
+  const v16 scale = splat(bounds.scale[0]), minus = splat(bounds.minus[0]), weight = splat(bounds.weights[0]);
+  for (int64_t tile = 0; 16 * tile < keys.count; tile++) {
+    const uint8_t *a = keys.codes[2 * tile], *b = keys.codes[2 * tile + 1];
+    const __m512i x[4] = {_mm512_loadu_si512(a), _mm512_loadu_si512(a + 64), _mm512_loadu_si512(b),
+                          _mm512_loadu_si512(b + 64)};
+    __m512i words[4], values[2], sum = _mm512_set1_epi32(bounds.start[0]);
+    transpose(x, words);
+    for (int w = 0; w < 4; w++) {
+      decode(words[w], values);
+      sum = _mm512_dpbusd_epi32(sum, values[0], q[2 * w]);
+      sum = _mm512_dpbusd_epi32(sum, values[1], q[2 * w + 1]);
+    }
+    const v16 dot = fma16((v16)sum, scale, minus) * bounds.key_scales[tile];
+    bounds.dots[tile] = dot;
+    bounds.sums[tile] = max16(dot, v16{}) * weight;
+  }
+}
+
 template <int GROUPS>
 static bool bounds_of(Bounds& bounds, const Keys& keys, int64_t heads) {
   const int64_t tiles = (keys.count + 15) / 16;
   if (!unpack_scales<GROUPS>(bounds, keys)) return false;
+  if (GROUPS == 1 && heads == 1) {
+    dot_narrow(bounds, keys);
+    return true;
+  }
   unpack<GROUPS>(bounds, keys);
   for (int t = 0; t < 4; t++) bounds.sums[t] = v16{};
   for (int64_t tile = 0; tile < tiles; tile += 2) {

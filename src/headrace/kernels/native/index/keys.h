@@ -15,11 +15,13 @@ struct IndexSegment {
 namespace {
 
 constexpr int64_t KEYS = 64, OCTETS = KEYS / 8;
+static const i16 IOTA = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 constexpr int64_t KEYS_AHEAD = 256, BLOCKS_AHEAD = 24;
 
 // Eights of keys one behind the other, where they are stored or, if they lie apart, copied.
 struct Keys {
   int64_t count;
+  bool is_run;         // 64 of them one behind the other
   int32_t* positions;  // [64]
   const uint8_t* codes[OCTETS];
   const uint8_t* scales[OCTETS];
@@ -49,9 +51,22 @@ struct Keys {
         if ((block + 1) * segment.per_block < end) end = (block + 1) * segment.per_block;
       }
       if (end > low + KEYS - count) end = low + KEYS - count;
-      for (; low < end; low += put(segment, width, low, end - low, low + moved)) {}
+      is_run = end - low == KEYS;
+      if (is_run)
+        low = put_run(segment, width, low, low + moved);
+      else
+        for (; low < end; low += put(segment, width, low, end - low, low + moved)) {}
     }
     return low;
+  }
+
+  int64_t put_run(const IndexSegment& segment, int64_t width, int64_t position, int64_t place) {
+    const int64_t half = width / 2, groups = width / 32;
+    const uint8_t *from = segment.codes + place * half, *factors = segment.scales + place * groups;
+    for (int64_t i = 0; i < OCTETS; i++) codes[i] = from + 8 * i * half, scales[i] = factors + 8 * i * groups;
+    for (int64_t i = 0; i < KEYS; i += 16) write(positions + i, IOTA + (int32_t)(position + i));
+    count = KEYS;
+    return position + KEYS;
   }
 
   // eight keys, or one that is copied
