@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from headrace.kernels.native.library import available, why_absent
 from headrace.models.deepseek_v41.architecture import Config, Yarn
 from headrace.train.allocator import keep_freed_memory
 from headrace.train.data.packing import IGNORE
@@ -261,7 +262,8 @@ def main(args: argparse.Namespace) -> int:
     ]
     import transformers  # noqa: PLC0415 - an optional package
 
-    notes = {"hidden size": args.hidden, "tokens per step": TOKENS, "transformers": transformers.__version__}
+    notes = {"compiled kernels": why_absent() or available()[-1]}
+    notes |= {"hidden size": args.hidden, "tokens per step": TOKENS, "transformers": transformers.__version__}
     notes |= {f"parameters, {name}": f"{side.num_parameters:,}" for name, side in sides.items()}
     return report("Training step", args, figures, notes)
 
