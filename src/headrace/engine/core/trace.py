@@ -2,7 +2,7 @@
 
 import json
 from collections import deque
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -103,8 +103,13 @@ class StepTrace:
     draft_gain: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the trace as JSON can hold it."""
-        return asdict(self)
+        """Return the trace as JSON can hold it, without copies of what it is made of."""
+        requests = [{**vars(one), "counts": vars(one.counts)} for one in self.requests]
+        return {
+            **vars(self),
+            "requests": requests,
+            "ngram": {layer: vars(reads) for layer, reads in self.ngram.items()},
+        }
 
 
 class TraceLog:
