@@ -1,7 +1,9 @@
 """Cached prompts that left the pool, or outlived their engine: what comes back, from where, and for whom."""
 
+import errno
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +14,7 @@ import pytest
 
 from headrace.cache.tiers import fetch
 from headrace.cache.tiers.fetch import Job
+from headrace.cache.tiers.files import Files
 from headrace.core.errors import UserError
 from headrace.engine.core.core import EngineCore
 from headrace.engine.core.options import EngineOptions
@@ -212,6 +215,46 @@ def test_a_damaged_directory_changes_no_answer(name: str, tmp_path: Path, caplog
         assert sum(one.cache.tiers.disk.incidents.counts.values()) == 1
         assert ask(one, ids).usage.cached_tokens == len(ids)
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("name", ["segments", "directory", "index", "unreadable"])
+def test_harm_while_an_engine_runs_is_told_once_and_changes_no_answer(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "cache"
+    with caplog.at_level(logging.WARNING), engine(folder, window_policy="full") as one:
+        ask(one, FIRST)
+        assert one.cache.tiers is not None
+        disk = one.cache.tiers.disk
+        assert disk is not None
+        assert disk.flush()
+        disk.store._reader.close()  # what is open could still be read
+        if name == "segments":
+            for segment in folder.glob("*.segment"):
+                segment.unlink()
+        elif name == "directory":
+            shutil.rmtree(folder)
+        elif name == "index":
+            for file in folder.glob("index*"):
+                file.write_bytes(b"\x07" * file.stat().st_size)
+        else:
+            monkeypatch.setattr(Files, "read", _fail)
+        for turn in range(3):
+            one.clear_cache()
+            ids = [*FIRST, 5, turn]
+            assert said(ask(one, ids)) == alone(tuple(ids))
+            assert disk.flush()
+        counts = dict(disk.incidents.counts)
+        assert counts.pop("read_error", 0) <= 9  # in each turn three records, once
+        assert set(counts.values()) <= {1}
+        assert len(caplog.records) <= 2
+        assert one.cache.tier_status["disk_tier_dropped"] == 0
+        if name == "segments":  # what was computed again was kept again
+            assert ask(one, [*FIRST, 5, 9]).usage.cached_tokens >= WHOLE
+
+
+def _fail(*_: object) -> bytes:
+    raise OSError(errno.EIO, "Input/output error")
 
 
 def test_a_directory_that_cannot_be_is_refused(tmp_path: Path) -> None:

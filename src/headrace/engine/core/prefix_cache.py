@@ -11,6 +11,7 @@ from headrace.cache.chain import Chain
 from headrace.cache.handover import begin_from
 from headrace.cache.prefix_index import PrefixIndex
 from headrace.cache.prefix_match import Match, Reason
+from headrace.cache.resume_rule import exact_row
 from headrace.cache.sequence_state import SequenceState
 from headrace.cache.slot_pool import Slot
 from headrace.cache.snapshot import Snapshot
@@ -197,6 +198,9 @@ class PrefixCache:
     def _is_loading(self, sequence: Sequence, found: Match, other: Chain) -> bool:
         if self.tiers is None or (sequence.load is not None and not sequence.load.is_partial):
             return False
+        shape = self._blocks.shape
+        if found.row >= exact_row(sequence.num_prompt, sequence.num_prompt, shape.window, shape.largest_ratio):
+            return False  # no tier lets it begin later
         most = sequence.num_prompt // BLOCK_TOKENS
         wishes = [Wish(sequence.chain, False, self.index.depth(sequence.chain, most), found.row)]
         if sequence.can_replay:
