@@ -12,7 +12,7 @@ from headrace.kernels.native.samples import Samples
 from headrace.kernels.native.tiles import BF16, FP4, FP8
 
 _SCALES = (120, 126)
-_SIZES = ((5, 64, 32, 2, 9), (18, 32, 96, 3, 17), (1, 96, 64, 1, 1))
+_SIZES = ((5, 64, 32, 2, 9), (18, 32, 96, 3, 17), (1, 96, 64, 1, 1), (3, 256, 512, 2, 33))
 
 
 def cases() -> list[Case]:

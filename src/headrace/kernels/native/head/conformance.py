@@ -11,9 +11,8 @@ from headrace.kernels.native.tiles import BF16
 
 def cases() -> list[Case]:
     """Return the cases."""
-    return [
-        _case(Samples(30 + size), rows, size, width) for rows, size, width in ((1, 37, 64), (67, 16, 32), (5, 1, 96))
-    ]
+    sizes = ((1, 37, 64), (67, 16, 32), (5, 1, 96), (130, 3, 1056))
+    return [_case(Samples(30 + size), rows, size, width) for rows, size, width in sizes]
 
 
 def _case(samples: Samples, rows: int, size: int, width: int) -> Case:

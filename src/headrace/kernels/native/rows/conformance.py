@@ -7,7 +7,7 @@ from headrace.kernels.native.library import Library
 from headrace.kernels.native.rows import Finished, WindowRows, reference
 from headrace.kernels.native.samples import Samples
 
-_SIZES = ((9, 32, 64, 16), (1, 96, 32, 32), (65, 16, 96, 2), (3, 0, 64, 16))
+_SIZES = ((9, 32, 64, 16), (1, 96, 32, 32), (65, 16, 96, 2), (3, 0, 64, 16), (130, 1536, 512, 64))
 
 
 def cases() -> list[Case]:

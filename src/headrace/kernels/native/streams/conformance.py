@@ -15,7 +15,7 @@ _NUMBERS: dict[str, Any] = {"iterations": 20, "norm_eps": 1e-20, "eps": 1e-6}
 
 def cases() -> list[Case]:
     """Return the cases."""
-    return [_case(Samples(rows), rows, width) for rows, width in ((1, 16), (7, 48), (5, 192), (16, 64))]
+    return [_case(Samples(rows), rows, width) for rows, width in ((1, 16), (7, 48), (5, 192), (65, 1040))]
 
 
 def _case(samples: Samples, rows: int, width: int) -> Case:
