@@ -40,7 +40,7 @@ int64_t now() {  // nanoseconds
 // A thread that the machine takes away in the middle of a piece holds the caller up for milliseconds, and calls are often
 // shorter. Where that happens more than the others save, the caller goes alone, longer each time it comes to that again.
 struct Balance {
-  static const int64_t MOST = 4000000, FIRST = 10000000, LONGEST = 160000000;
+  static const int64_t MOST = 4000000, FIRST = 20000000, LONGEST = 640000000;
   int64_t credit = MOST, alone_until = 0, period = FIRST, failed_at = 0;
 
   bool goes_alone(int64_t at) const { return at < alone_until; }

@@ -14,9 +14,10 @@ from torch import Tensor
 from headrace.cache.sequence_state import SequenceState
 from headrace.cache.state_shape import StateShape
 from headrace.core.errors import CapacityError, UserError
-from headrace.kernels.native.choice import choose, numerics_name
+from headrace.kernels.native.choice import OPERATIONS, choose, numerics_name
 from headrace.kernels.native.library import load
 from headrace.kernels.native.room import Rooms
+from headrace.kernels.native.threads import kernel_threads
 from headrace.memory.addressing import Addressing
 from headrace.memory.row_store import RowStore
 from headrace.models.deepseek_v41.attention import Frequencies
@@ -103,6 +104,7 @@ class DeepseekV41:
         self.frequencies = Frequencies.build(config, device)
         choice = choose(numerics.kernels)
         self._kernels = load() if choice.native else None
+        self._is_whole = len(choice.native) == len(OPERATIONS)
         self._head = choose_head(parameters, config, choice)
         self._rooms = Rooms()
         self._operations = [
@@ -176,19 +178,18 @@ class DeepseekV41:
         """
         work = Work() if work is None else work
         self.check(spans)
-        if self._kernels is not None:
-            self._kernels.use_threads(torch.get_num_threads())
-        run = self._start(spans, work, probe, wants_taps=wants_taps, is_tolerant=is_tolerant)
-        for layer in self.parameters.layers:
-            if layer.ngram is not None:
-                self._inject(layer, run)
-            if layer.plan.id == self.config.cut:
-                self._enter_decoder(layer, spans, run)
-            if run.rows.count == 0:
-                break
-            self._layer(layer, run)
-        counts = [span.decoder_rows if wants_all_logits else min(1, span.decoder_rows) for span in spans]
-        logits = self._logits(run, counts if logit_rows is None else logit_rows, spans)
+        with kernel_threads(self._kernels, is_whole=self._is_whole):
+            run = self._start(spans, work, probe, wants_taps=wants_taps, is_tolerant=is_tolerant)
+            for layer in self.parameters.layers:
+                if layer.ngram is not None:
+                    self._inject(layer, run)
+                if layer.plan.id == self.config.cut:
+                    self._enter_decoder(layer, spans, run)
+                if run.rows.count == 0:
+                    break
+                self._layer(layer, run)
+            counts = [span.decoder_rows if wants_all_logits else min(1, span.decoder_rows) for span in spans]
+            logits = self._logits(run, counts if logit_rows is None else logit_rows, spans)
         for place, span in enumerate(spans):
             span.state.commit(span.num_rows, run.ngrams.compressed[place] if self.memory else None)
         taps = torch.cat(run.taps, 1) if run.taps else None
