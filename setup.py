@@ -30,13 +30,13 @@ def _variants() -> dict[str, list[str]]:
 
 
 def _fingerprint() -> str:
-    """Return what says which sources a library was built from; the package compares it with those it holds."""
+    """Return the names of all sources and a fingerprint of them; the package compares it with the files it holds."""
     folder, total = Path(_FOLDER), hashlib.sha256()
-    for name in sorted(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix in (".h", ".cpp")
-    ):
+    files = [path for path in folder.rglob("*") if path.suffix in (".h", ".cpp")]
+    names = sorted(path.relative_to(folder).as_posix() for path in files)
+    for name in names:
         total.update(name.encode() + b"\n" + (folder / name).read_bytes())
-    return total.hexdigest()[:16]
+    return " ".join([*names, total.hexdigest()[:16]])
 
 
 class BuildKernels(build_ext):

@@ -25,6 +25,7 @@ class Library:
     def __init__(self, handle: ctypes.CDLL, instruction_set: str) -> None:
         self.instruction_set = instruction_set
         self._handle = handle
+        self._functions: dict[str, Any] = {}
 
     def use_threads(self, count: int) -> None:
         """Let kernels use `count` threads, this one included; it changes no bit."""
@@ -32,9 +33,11 @@ class Library:
 
     def function(self, name: str, num_arguments: int) -> Any:
         """Return a kernel that takes so many addresses or 64-bit integers."""
-        found = getattr(self._handle, f"{name}_{self.instruction_set}")
-        found.argtypes = [ctypes.c_int64] * num_arguments
-        found.restype = ctypes.c_int64
+        found = self._functions.get(name)
+        if found is None:
+            found = self._functions[name] = getattr(self._handle, f"{name}_{self.instruction_set}")
+            found.argtypes = [ctypes.c_int64] * num_arguments
+            found.restype = ctypes.c_int64
         return found
 
 
@@ -97,7 +100,7 @@ def _open() -> ctypes.CDLL | str:
         built_from = handle.hr_sources().decode("ascii")
     except (OSError, AttributeError) as problem:
         return f"{_FILE.name} cannot be loaded: {' '.join(str(problem).split())}"
-    if built_from != _sources():
+    if not _are_sources(built_from):
         return f"{_FILE.name} was built from other sources; `python setup.py build_ext --inplace` builds it anew"
     return handle
 
@@ -113,11 +116,12 @@ def _is_cut_short(path: Path) -> bool:
     return path.stat().st_size < start + size * count
 
 
-def _sources() -> str:
-    """Return the fingerprint of the sources beside this file, as `setup.py` gives it to the library it builds."""
+def _are_sources(built_from: str) -> bool:
+    """Say whether the files beside this one are those that a library was built from: names, then a fingerprint."""
+    *names, fingerprint = built_from.split()
     folder, total = Path(__file__).parent, hashlib.sha256()
-    for name in sorted(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix in (".h", ".cpp")
-    ):
+    for name in names:
+        if not (folder / name).is_file():
+            return False
         total.update(name.encode() + b"\n" + (folder / name).read_bytes())
-    return total.hexdigest()[:16]
+    return total.hexdigest()[:16] == fingerprint
