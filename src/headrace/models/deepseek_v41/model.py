@@ -83,7 +83,10 @@ class _Pass:
 
 
 class DeepseekV41:
-    """One loaded model. Owns its weights; sequences own their state; a forward pass owns everything else."""
+    """One loaded model. Owns its weights; sequences own their state; a forward pass owns everything else.
+
+    Native operations of all layers write their outputs to buffers of the model, so it runs one pass at a time.
+    """
 
     def __init__(
         self,
