@@ -1,6 +1,7 @@
 """DSpark draft module of the cached path: context rings fed by taps, one parallel block, a sequential head."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 
 from headrace.cache.sequence_state import SequenceState
 from headrace.core.errors import InternalError
+from headrace.kernels.native.choice import OPERATIONS
+from headrace.kernels.native.threads import kernel_threads
 from headrace.kernels.rope import rotation
 from headrace.models.deepseek_v41.config import Config
 from headrace.models.deepseek_v41.draft_operations import choose_draft_operations
@@ -53,6 +56,10 @@ class Drafter:
         self._markov_embed = parameters.draft.markov_embed
         self._frequencies = frequencies
         self._operations = choose_draft_operations(config, parameters)
+        self._is_whole = len(parameters.choice.native) == len(OPERATIONS)
+
+    def _threads(self) -> AbstractContextManager[None]:
+        return kernel_threads(self._operations.library, is_whole=self._is_whole)
 
     @torch.inference_mode()
     def observe(self, state: SequenceState, first: int, taps: Tensor) -> None:
@@ -66,7 +73,8 @@ class Drafter:
         Source: spec section 3.11, context KV.
         """
         positions = torch.arange(first, first + taps.shape[0], device=taps.device)
-        self._operations.observe(state, first, taps, rotation(positions, self._frequencies))
+        with self._threads():
+            self._operations.observe(state, first, taps, rotation(positions, self._frequencies))
 
     @torch.inference_mode()
     def propose(self, state: SequenceState, token_id: int) -> Proposal:
@@ -98,8 +106,6 @@ class Drafter:
         """
         size, operations = self._draft.block_size, self._operations
         states = tuple(state for state, _ in wanted)
-        if operations.library is not None:
-            operations.library.use_threads(torch.get_num_threads())
         device = self._embed.device
         ids = torch.full((len(wanted), size), self._draft.noise_token_id, device=device)
         ids[:, 0] = torch.tensor([token_id for _, token_id in wanted], device=device)
@@ -110,11 +116,12 @@ class Drafter:
         x = self._embed[ids.flatten()].unsqueeze(1).expand(-1, streams, -1).contiguous()
         pre = torch.zeros((len(positions), streams), device=device)
         pre[:, 0] = 1.0
-        for layer in operations.layers:
-            attn = layer.open_attn(x, pre)
-            x, ffn = layer.follow(layer.attend(attn.u_TD, turn, states), x, attn)
-            x, pre = layer.expand(layer.experts(ffn.u_TD, None), x, ffn), ffn.pre_TM
-        logits, hidden = operations.logits(x, pre)
+        with self._threads():
+            for layer in operations.layers:
+                attn = layer.open_attn(x, pre)
+                x, ffn = layer.follow(layer.attend(attn.u_TD, turn, states), x, attn)
+                x, pre = layer.expand(layer.experts(ffn.u_TD, None), x, ffn), ffn.pre_TM
+            logits, hidden = operations.logits(x, pre)
         parts = zip(wanted, hidden.split(size), logits.split(size), strict=True)
         return [Block(token_id, hidden_XD, logits_XV) for (_, token_id), hidden_XD, logits_XV in parts]
 
@@ -133,6 +140,7 @@ class Drafter:
         """Turn one place into a token, given the token before."""
         rows = slice(place, place + 1)
         embedded = self._markov_embed[previous : previous + 1]
-        logits, confidence = self._operations.chain(block.hidden_XD[rows], block.logits_XV[rows], embedded)
+        with self._threads():
+            logits, confidence = self._operations.chain(block.hidden_XD[rows], block.logits_XV[rows], embedded)
         token_id = pick(logits[0])
         return None if token_id is None else Guess(token_id, float(confidence), logits[0])
