@@ -9,7 +9,7 @@ from headrace.core.shipped import shipped_model
 
 @pytest.mark.parametrize(
     ("count", "questions", "old"),
-    [pytest.param(1, 4, 800, id="short"), pytest.param(20, 16, 7000, id="promised", marks=pytest.mark.full)],
+    [pytest.param(1, 3, 600, id="short"), pytest.param(20, 16, 7000, id="promised", marks=pytest.mark.full)],
 )
 def test_a_conversation_that_comes_back_answers_as_well_as_one_that_is_read_anew(
     count: int, questions: int, old: int
