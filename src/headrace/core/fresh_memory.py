@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 LARGE_PAGE: Final = 1 << 21
-_SMALLEST: Final = 1 << 16  # below, whole pages would be a waste
+_SMALLEST: Final = 1 << 14  # below, whole pages would be a waste
 
 
 def fresh_memory(size: int, *, in_large_pages: bool = False) -> Tensor:
     """Return uninitialised bytes, [size] uint8.
 
     Args:
-        size: of 64 KiB or more to be memory of its own; less comes from the allocator.
+        size: of 16 KiB or more to be memory of its own; less comes from the allocator.
         in_large_pages: ask for pages of 2 MiB; their memory counts from the first byte that is written to each.
     """
     if size < _SMALLEST or not hasattr(mmap, "MAP_ANONYMOUS"):
