@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +41,7 @@ SOURCE = ROOT / "configs" / "bench-40x512.json"
 VARIABLE = "HEADRACE_FTLLM_PYTHON"
 PROMPTS = (512, 2048)
 CONTEXT, TOKENS = 64, 17
+DECODES = 4  # as many answers a round as there are prompts of one length
 DECODE_BOUND, PREFILL_BOUND = 8.0, 5.0
 
 
@@ -144,12 +145,14 @@ def _children() -> set[int]:
     return {int(child) for children in found for child in children}
 
 
-def measure(engines: Mapping[str, Theirs | Ours], vocab_size: int, rounds: int) -> dict[str, Any]:
+def measure(
+    engines: Mapping[str, Theirs | Ours], vocab_size: int, rounds: int, prompts: Sequence[int]
+) -> dict[str, Any]:
     """Ask everybody the same in turn; return seconds by what, engine and clock, and the ids."""
     random = np.random.default_rng(1)
     found: dict[str, Any] = {"ids": []}
     for _ in range(rounds):
-        for tokens in (CONTEXT, *PROMPTS):
+        for tokens in (*[CONTEXT] * DECODES, *prompts):
             ids = random.integers(3, vocab_size - 16, tokens).tolist()
             what = "decode" if tokens == CONTEXT else f"prefill {tokens}"
             answers = {}
@@ -166,9 +169,9 @@ def measure(engines: Mapping[str, Theirs | Ours], vocab_size: int, rounds: int) 
     return found
 
 
-def figures(found: dict[str, Any]) -> Iterator[Figure]:
+def figures(found: dict[str, Any], prompts: Sequence[int]) -> Iterator[Figure]:
     """Times and ratios."""
-    for what in ("decode", *(f"prefill {tokens}" for tokens in PROMPTS)):
+    for what in ("decode", *(f"prefill {tokens}" for tokens in prompts)):
         sizes = {name: found.get((what, name, "wall")) for name in ("full", "theirs", "replay")}
         scale = 1e3 / (1 if what == "decode" else int(what.split()[1]))
         for name, wall in sizes.items():
@@ -220,7 +223,7 @@ def main(args: argparse.Namespace) -> int:
     check_peer(args.python)
     with both(args.python, args.threads) as (theirs, llm, pid):
         engines = {"theirs": theirs, "full": Ours(llm, pid, "full"), "replay": Ours(llm, pid, "replay")}
-        found = measure(engines, llm.config.vocab_size, args.repetitions)
+        found = measure(engines, llm.config.vocab_size, args.repetitions, args.prompts)
         same = sum(ours[0] == others[0] for ours, others in found["ids"])
         notes = {
             "theirs": f"ftllm {theirs.version}, bfloat16 twin",
@@ -228,11 +231,13 @@ def main(args: argparse.Namespace) -> int:
             "model": f"{SOURCE.name} without n-gram tables, draft module and images",
             "equal first ids": f"{same} of {len(found['ids'])}; weights are random, and rounding decides",
         }
-    return report("Against ftllm on a CPU", args, list(figures(found)), notes)
+    return report("Against ftllm on a CPU", args, list(figures(found, args.prompts)), notes)
 
 
 if __name__ == "__main__":
     options = parser(__doc__)
     default = os.environ.get(VARIABLE, sys.executable)
     options.add_argument("--python", default=default, metavar="FILE", help=f"interpreter with ftllm (${VARIABLE})")
+    help_text = f"tokens of the prompts that are read ({' '.join(map(str, PROMPTS))}); none: decode only"
+    options.add_argument("--prompts", type=int, nargs="*", default=PROMPTS, metavar="N", help=help_text)
     raise SystemExit(main(options.parse_args()))
