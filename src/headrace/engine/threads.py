@@ -1,4 +1,4 @@
-"""How many threads PyTorch uses: more for prefill than for decode, fewer where others need the machine.
+"""How many threads PyTorch and native kernels use: more for prefill than for decode, fewer where others need cores.
 
 Results do not depend on it. With a small model a decode step is hundreds of tiny operations, and a second thread that
 spins between them costs more than it gives; on a busy machine it can be a hundred times slower.
