@@ -86,7 +86,7 @@ def test_after_answers_that_drafting_helped_a_hostile_one_loses_one_round_at_mos
     run = Run(17, lambda _: 0, guard=guard, room=tokens).until(tokens)
     assert 1 / run.speed - 1 <= max(SHARE, 0.7 / tokens) + 1e-9
     assert run.speed > 0.979
-    assert any(run.drafted[:3]) == (tokens * SHARE > 0.7)
+    assert any(run.drafted[:4]) == (tokens * SHARE > 0.7)
 
 
 @pytest.mark.parametrize("tokens", [8, 32, 64])
@@ -96,6 +96,19 @@ def test_what_steps_of_another_request_took_says_nothing_of_this_one(tokens: int
         assert Run(34, lambda _: 3, guard=guard, room=160, plain_ms=20).until(160).speed > 1.3
     run = Run(17, lambda _: 0, guard=guard, room=tokens).until(tokens)
     assert 1 / run.speed - 1 <= max(SHARE, 0.7 * (tokens * SHARE > 0.7) / tokens) + 1e-9
+
+
+def test_a_slow_first_step_makes_drafting_no_cheaper() -> None:
+    guard = Guard(lambda _: 1.7)
+    for _ in range(5):
+        Run(17, lambda _: 3, guard=guard, room=160).until(160)
+    spent = 0.0
+    for step in range(60):
+        is_drafted = guard.drafts({"a": 60 - step})
+        seconds = 0.017 if is_drafted else 0.010 if step else 0.030
+        guard.add({"a": 1}, is_drafted=is_drafted, seconds=seconds)
+        spent += seconds
+    assert spent - 0.620 <= 0.007 + 1e-9  # one round that nothing was kept of
 
 
 def test_a_text_that_turns_hostile_keeps_most_of_what_was_gained() -> None:
@@ -128,8 +141,8 @@ def test_drafting_that_loses_costs_little_in_the_long_run() -> None:
 
 def test_drafting_that_wins_goes_on() -> None:
     run = Run(15, lambda _: 2, noise=0.2).steps(3000)
-    assert sum(run.drafted) > 0.97 * 3000
-    assert run.drafted[-1000:].count(False) == pytest.approx(1000 / 65, abs=1)  # what a plain step takes is asked anew
+    assert sum(run.drafted) > 0.96 * 3000
+    assert run.drafted[-1000:].count(False) == pytest.approx(1000 / 33, abs=1)  # what a plain step takes is asked anew
     assert run.speed > 1.9
     report = run.guard.report()[1]
     assert (report.is_paused, report.pauses) == (False, 0)
@@ -142,7 +155,7 @@ def test_drafting_starts_again_once_it_wins() -> None:
     assert run.guard.report()[1].is_paused
     run.until(4000)
     assert not run.guard.report()[1].is_paused
-    assert sum(run.drafted[-20:]) >= 19  # one step may show anew what a plain one takes
+    assert sum(run.drafted[-20:]) > 18  # one step may show anew what a plain one takes
 
 
 def test_at_equal_speed_there_is_no_drafting_to_and_fro() -> None:
@@ -155,7 +168,7 @@ def test_at_equal_speed_there_is_no_drafting_to_and_fro() -> None:
 def test_one_step_that_the_machine_slept_through_does_not_pause_drafting() -> None:
     run = Run(15, lambda _: 2).steps(100)
     run.guard.add({run._names[0]: 3}, is_drafted=True, seconds=30.0)
-    assert all(run.steps(30).drafted[-30:])
+    assert sum(run.steps(30).drafted[-30:]) >= 29
 
 
 def test_a_machine_that_slows_down_goes_on_drafting() -> None:

@@ -18,6 +18,10 @@ def test_the_price_is_a_guess_until_three_drafted_steps_were_measured() -> None:
     assert prices == [1.7, 1.7, pytest.approx(1.4), pytest.approx(1.4)]
 
 
+def test_of_two_plain_steps_the_faster_counts() -> None:
+    assert steps(steps(StepTimes(1.5), 0.01, 0.02), 0.02, is_drafted=True).price == pytest.approx(2.0)
+
+
 def test_of_the_first_drafted_steps_the_dearer_counts_and_one_that_slept_does_not() -> None:
     assert steps(steps(StepTimes(1.7), 0.01), 0.025, is_drafted=True).price == pytest.approx(2.5)
     assert steps(steps(StepTimes(1.7), 0.01), 30.0, is_drafted=True).price == pytest.approx(3.4)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from headrace.engine.drafting.ledger import RATE_WINDOW, Ledger, StepTimes
 
-_FEWEST_PLAIN = 2  # steps of the present requests, before one of theirs drafts
+_FEWEST_PLAIN = 3  # steps of the present requests, before one of theirs drafts; the first is often a slow one
 
 Price = Callable[[int], float]
 """What a drafted step of so many requests takes, in plain steps, before any was measured."""
@@ -41,7 +41,7 @@ class GuardSettings:
     crowd_share: float = 0.01
     margin: float = 0.06
     max_doublings: int = 3
-    refresh_steps: int = 64
+    refresh_steps: int = 32
     least_guess: float = 1.5
 
 

@@ -78,7 +78,7 @@ class StepTimes:
         """Take a step; return how many plain steps it took (a plain one took one)."""
         self._seconds[is_drafted].append(seconds)
         self._newest[is_drafted].append((seconds, tokens))
-        plain, drafted = _median(self._seconds[False]), self._seconds[True]
+        plain, drafted = _median(self._seconds[False], is_lower=True), self._seconds[True]
         if plain and is_drafted:
             self._ratios.append(seconds / plain)
         if plain and drafted:
@@ -111,6 +111,6 @@ class StepTimes:
         return sum(tokens for _, tokens in steps) / total if total > 0 else None
 
 
-def _median(values: Collection[float]) -> float:
-    """Return the middle value, of an even number the upper one; 0 without any."""
-    return sorted(values)[len(values) // 2] if values else 0.0
+def _median(values: Collection[float], *, is_lower: bool = False) -> float:
+    """Return the middle value, of an even number the upper or the lower one; 0 without any."""
+    return sorted(values)[(len(values) - is_lower) // 2] if values else 0.0
