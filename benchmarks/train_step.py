@@ -19,7 +19,7 @@ What cannot be equal, because headrace runs V4.1 and the library V4:
 
 headrace multiplies float32 through oneDNN and has compiled gradients for streams, attention, SwiGLU and weights
 (docs/training.md); the library multiplies as PyTorch does by default, where no setting was found that is faster. Both
-compute in float32 throughout.
+compute in float32 throughout. Without compiled kernels short rows miss the bound.
 
 Model FLOP are what the mathematics asks for, whoever computes it: 6 per token and matrix parameter that the token uses,
 12 per head dimension and pair of query and entry that it may look at; the index is not counted. The product beside them
