@@ -6,9 +6,10 @@ the row store, 256 MiB of them cached; before every round the system's page cach
 row is in memory but those in the row cache. Text is Python's own sources, read token by token as if sampled: a token is
 known when the pass before it is over, and its rows are asked for then. Both variants are measured in turn, in decode
 token by token. Time is what the computing thread computes and waits for rows, so that other users of the machine are
-left out; wall time stands beside it.
+left out; wall time stands beside it. `--folder` keeps what was written and takes it again.
 """
 
+import json
 import os
 import sysconfig
 import time
@@ -22,12 +23,14 @@ import torch
 
 from headrace.cache.sequence_state import SequenceState
 from headrace.core.chunk_plan import plan_chunks
+from headrace.memory.read_source import ReadSource
 from headrace.memory.row_counts import RowReads
 from headrace.models.deepseek_v41.batch import Span
-from headrace.models.deepseek_v41.config import table_rows
+from headrace.models.deepseek_v41.config import load_config, table_rows
 from headrace.models.deepseek_v41.load import LoadOptions, load_model
 from headrace.models.deepseek_v41.model import DeepseekV41, Numerics
 from headrace.models.deepseek_v41.ngram_rows import NgramMemory
+from headrace.models.deepseek_v41.synth import write_checkpoint
 from headrace.text.tokenizer import Tokenizer
 
 from ._measure import ROOT, Figure, checkpoint, memory, parser, progress, report
@@ -71,11 +74,30 @@ class Clock:
 
 
 @contextmanager
-def model_of(gigabytes: float, options: LoadOptions) -> Iterator[tuple[DeepseekV41, list[Path]]]:
-    """Write the model with tables of a size, with nano's tokenizer, and load it; give also its files."""
+def written(gigabytes: float, kept: Path | None) -> Iterator[Path]:
+    """Give the model with tables of a size; under `kept` it stays, and is taken if it was written there before."""
     first = max(100, int(gigabytes * 1e9 / ROW_BYTES / LAYERS / COLUMNS))
-    rows = list(table_rows(first, LAYERS, 4, 8))
-    with checkpoint(CONFIG, {"engram_vocab_size": first, "engram_num_embeddings": rows}) as folder:
+    changes = {"engram_vocab_size": first, "engram_num_embeddings": list(table_rows(first, LAYERS, 4, 8))}
+    if kept is None:
+        with checkpoint(CONFIG, changes) as folder:
+            yield folder
+        return
+    folder = kept / f"{gigabytes:g}GB"
+    if not (folder / "config.json").exists():  # it is written last
+        document = json.loads(CONFIG.read_text(encoding="utf-8"))
+        document["text_config"].update(changes)
+        folder.mkdir(parents=True, exist_ok=True)
+        changed = kept / f"{gigabytes:g}GB.json"
+        changed.write_text(json.dumps(document), encoding="utf-8")
+        progress(f"random weights of {CONFIG.name}, {gigabytes:g} GB of tables")
+        write_checkpoint(load_config(changed), folder, seed=1)
+    yield folder
+
+
+@contextmanager
+def model_of(gigabytes: float, options: LoadOptions, kept: Path | None) -> Iterator[tuple[DeepseekV41, list[Path]]]:
+    """Write the model with tables of a size, with nano's tokenizer, and load it; give also its files."""
+    with written(gigabytes, kept) as folder:
         (folder / "tokenizer.json").write_bytes((NANO / "tokenizer.json").read_bytes())
         model = load_model(folder, options).model
         yield model, sorted(folder.glob("*.safetensors"))
@@ -194,13 +216,20 @@ def figures_of(runs: dict[str, list[Run]], num_prompt: int, num_decoded: int, di
         found.append(Figure(f"{part}, file / memory", "ratio", ratios, against, bound=bound, is_floor=True))
         ratios = [vars(small)[f"{part}_wall_s"] / vars(large)[f"{part}_wall_s"] for small, large in pairs]
         found.append(Figure(f"{part} on the wall, file / memory", "ratio", ratios, against))
-    limit = disk_rate / (2 * LAYERS * COLUMNS)  # codes and scales lie apart
-    found.append(Figure("prefill the disk allows without a hit", "tokens/s", [limit], "cold reads, this run"))
+    limit = disk_rate / (LAYERS * COLUMNS)
+    found.append(Figure("prefill the disk allows without a hit", "tokens/s", [limit], "cold rows, this run"))
     return found
 
 
+def resident_scales(model: DeepseekV41) -> int:
+    """Return the bytes of scales that the row store keeps in memory."""
+    if model.memory is None or model.memory.store is None:
+        raise SystemExit("the model has no row store")
+    return sum(source.resident_bytes for source in model.memory.store.sources if isinstance(source, ReadSource))
+
+
 def cold_reads(model: DeepseekV41, files: list[Path], seed: int) -> float:
-    """Return the positioned reads a second of cold random rows, asked for 6,144 rows at once."""
+    """Return the cold random rows a second that come from the disk, 6,144 asked for at once."""
     if model.memory is None or model.memory.store is None:
         raise SystemExit("the model has no row store")
     drop_pages(files)
@@ -210,7 +239,7 @@ def cold_reads(model: DeepseekV41, files: list[Path], seed: int) -> float:
     scales = np.empty((len(rows), source.head_dim // 32), np.uint8)
     began = time.perf_counter()
     source.start(rows, codes, scales, is_urgent=True).wait()
-    return 2 * len(rows) / (time.perf_counter() - began)
+    return len(rows) / (time.perf_counter() - began)
 
 
 def main() -> int:
@@ -220,6 +249,8 @@ def main() -> int:
     made.add_argument("--memory-gigabytes", type=float, default=1.0, metavar="G", help="tables in memory (1)")
     made.add_argument("--prompt", type=int, default=1024, metavar="N", help="tokens of each prompt (1024)")
     made.add_argument("--decode", type=int, default=96, metavar="N", help="tokens decoded behind each (96)")
+    made.add_argument("--folder", type=Path, metavar="DIR", help="keep both models there, or take them from there")
+    made.add_argument("--scales", choices=("memory", "file"), help="where scales of the tables on disk lie (chosen)")
     made.add_argument("--kernels", default="auto", metavar="K", help="torch, native or auto (auto)")
     args = made.parse_args()
     options = LoadOptions(numerics=Numerics(kernels=args.kernels))
@@ -227,12 +258,10 @@ def main() -> int:
     size = args.prompt + args.decode
     ids = text_ids(size * (args.repetitions + 1))
     runs: dict[str, list[Run]] = {"memory": [], "file": []}
+    reading = replace(options, ngram_source="read", ngram_cache_bytes=CACHE_BYTES, ngram_scales=args.scales)
     with (
-        model_of(args.memory_gigabytes, replace(options, ngram_source="memory")) as (small, _),
-        model_of(args.gigabytes, replace(options, ngram_source="read", ngram_cache_bytes=CACHE_BYTES)) as (
-            large,
-            files,
-        ),
+        model_of(args.memory_gigabytes, replace(options, ngram_source="memory"), args.folder) as (small, _),
+        model_of(args.gigabytes, reading, args.folder) as (large, files),
     ):
         disk_rate = cold_reads(large, files, seed=1)
         before, done = RowReads(), read_from_disk()
@@ -248,7 +277,7 @@ def main() -> int:
         reads.add(before, -1)
         on_disk, from_disk = sum(file.stat().st_size for file in files), read_from_disk() - done
         figures = figures_of(runs, args.prompt, args.decode, disk_rate)
-        figures.append(Figure("cold reads", "reads/s", [disk_rate], "6,144 rows at once, page cache dropped"))
+        figures.append(Figure("cold rows", "rows/s", [disk_rate], "6,144 rows at once, page cache dropped"))
         figures.append(Figure("rows not read", "share", [reads.hits / reads.requested], "requested rows"))
         figures.append(Figure("waited for rows", "s", [reads.wait_s], "all rounds together"))
         expected = COLUMNS * LAYERS * size * args.repetitions
@@ -259,6 +288,7 @@ def main() -> int:
         "numerics": large.numerics.name,
         "files": f"{on_disk / 1e9:.1f} GB of the model with tables read from disk",
         "machine memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.1f} GB",
+        "scales in memory": f"{resident_scales(large) / 1e6:,.0f} MB",
         "page cache": "dropped before every round (posix_fadvise DONTNEED)",
         "reads": f"{reads.read:,} = {COLUMNS} x {LAYERS} x {size * args.repetitions:,} - {reads.hits:,}",
         "read from storage": f"{from_disk / 1e6:,.0f} MB for {reads.read_bytes / 1e6:,.0f} MB of rows",

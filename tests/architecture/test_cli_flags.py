@@ -32,12 +32,14 @@ OWN: dict[str, set[str]] = {
     "trace": {"--draft-start", "--index-scores", "--threads"},
     "generate": {
         "--stop", "--cache-dir", "--cache-bytes", "--min-free-disk", "--window-policy", "--checkpoint-every",
-        "--host-cache", "--snapshot-ttl", "--resume",
+        "--host-cache", "--snapshot-ttl", "--resume", "--ngram-source", "--ngram-scales", "--ngram-cache-bytes",
+        "--ngram-workers",
     },
     "serve": {
         "--api-key-file", "--model-name", "--mode", "--slots", "--threads", "--max-waiting", "--max-body",
         "--request-timeout", "--cors-origin", "--allow-image-urls", "--log-prompts", "--cache-bytes", "--window-policy",
         "--checkpoint-every", "--host-cache", "--resume", "--no-draft", "--min-free-disk", "--snapshot-ttl",
+        "--ngram-source", "--ngram-scales", "--ngram-cache-bytes", "--ngram-workers",
     },
     "train": {"--steps", "--show", "--backbone"},
     "evaluate": {"--text", "--rows", "--threads"},

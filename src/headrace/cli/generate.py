@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.cli.cache_options import add_cache_options, cache_options
+from headrace.cli.ngram_options import add_ngram_options, ngram_options
 from headrace.cli.progress import byte_progress
 from headrace.cli.token_ids import read_token_ids
 from headrace.core.errors import UserError
@@ -42,6 +43,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("--no-draft", action="store_true", help="one token at a time; the answer is the same")
     parser.add_argument("--threads", type=int, metavar="N", help="PyTorch threads; chosen if missing")
     add_cache_options(parser)
+    add_ngram_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the text")
 
 
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     with _loading(args.path) as progress:
         drafting = "off" if args.no_draft else "auto"
         options = {"mode": args.mode, "threads": args.threads, "num_slots": 1, "drafting": drafting}
-        llm = LLM(args.path, progress=progress, **options, **cache_options(args))
+        llm = LLM(args.path, progress=progress, **options, **cache_options(args), **ngram_options(args))
     with llm:
         num_tokens = len(llm.encode(prompt))
         result = _stream(llm, prompt, num_tokens, params, is_quiet=args.json)

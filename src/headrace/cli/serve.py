@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.cli.cache_options import add_cache_options, cache_options
+from headrace.cli.ngram_options import add_ngram_options, ngram_options
 from headrace.core.errors import UserError
 
 _MAX_KEY_FILE_BYTES = 1 << 20
@@ -24,6 +25,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     add("--max-context", type=int, metavar="N", help="tokens of the longest sequence (the model's)")
     add("--max-memory", type=int, metavar="BYTES", help="memory of the engine's process; refused if it is too little")
     add_cache_options(parser)
+    add_ngram_options(parser)
     add("--mode", choices=("full", "replay"), default="replay", help="decoder on all of a prompt, or on its end")
     add("--no-draft", action="store_true", help="one token of an answer at a time; answers are the same")
     add("--slots", type=int, default=16, metavar="N", help="answers that are generated at once (16)")
@@ -66,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
         "max_memory": args.max_memory,
         "max_waiting": args.max_waiting,
         **cache_options(args),
+        **ngram_options(args),
     }
     name = args.model_name or (_SHIPPED_NAME if args.path is None else args.path.resolve().name)
     serve(

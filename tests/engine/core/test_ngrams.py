@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import CheckpointError, UserError
-from headrace.engine.core.build import build_core
+from headrace.engine.core.build import _bytes_outside, build_core
 from headrace.engine.core.options import EngineOptions
+from headrace.memory.read_source import ReadSource
 from headrace.memory.row_counts import NgramReads
 from headrace.memory.row_store import RowStore
+from headrace.memory.source_name import ScalesName
 from headrace.models.deepseek_v41.load import LoadOptions, load_model
 from headrace.models.deepseek_v41.model import DeepseekV41
 from tests import damage
@@ -218,10 +220,29 @@ def test_options_reach_the_store(tmp_path: Path) -> None:
         engine.close()
 
 
+@pytest.mark.parametrize(("scales", "bytes_a_row"), [(None, 1), ("memory", 1), ("file", 0)])
+def test_resident_scales_are_planned_as_weights(tmp_path: Path, scales: ScalesName | None, bytes_a_row: int) -> None:
+    folder = tiny_checkpoint(tmp_path)
+    options = EngineOptions(
+        num_slots=2, cache_tokens=512, max_context=256, ngram_source="read", ngram_scales=scales, ngram_cache_bytes=0
+    )
+    engine = build_core(folder, options, None, None)
+    assert engine.model.memory is not None
+    assert engine.model.memory.store is not None
+    sources = engine.model.memory.store.sources
+    assert all(isinstance(source, ReadSource) for source in sources)
+    resident = sum(source.resident_bytes for source in sources if isinstance(source, ReadSource))
+    assert resident == bytes_a_row * sum(source.rows for source in sources)  # rows are one block of 32 codes
+    outside = sum(source.rows * (source.head_dim + 1) for source in sources) - resident
+    assert _bytes_outside(engine.model) == outside
+    engine.close()
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
         ("ngram_source", "tape", "ngram_source is 'tape'; accepted are None, 'memory', 'mmap', 'read'"),
+        ("ngram_scales", "tape", "ngram_scales is 'tape'; accepted are None, 'memory', 'file'"),
         ("ngram_cache_bytes", -1, "ngram_cache_bytes is -1; accepted is a whole number from 0"),
         ("ngram_workers", 0, "ngram_workers is 0; accepted is a whole number from 1"),
     ],

@@ -71,17 +71,21 @@ def _with_ngrams(load: LoadOptions, options: EngineOptions) -> LoadOptions:
     return replace(
         load,
         ngram_source=options.ngram_source or load.ngram_source,
+        ngram_scales=options.ngram_scales or load.ngram_scales,
         ngram_cache_bytes=load.ngram_cache_bytes if options.ngram_cache_bytes is None else options.ngram_cache_bytes,
         ngram_workers=options.ngram_workers or load.ngram_workers,
     )
 
 
 def _bytes_outside(model: DeepseekV41) -> int:
-    """Return the bytes of tables whose rows are read one by one; mapped ones come to count as memory when touched."""
+    """Return the bytes of tables whose rows are read one by one, resident scales left out.
+
+    Mapped ones come to count as memory when touched.
+    """
     if model.memory is None or model.memory.store is None:
         return 0
     read = [source for source in model.memory.store.sources if isinstance(source, ReadSource)]
-    return sum(source.rows * (source.head_dim + source.head_dim // 32) for source in read)
+    return sum(source.rows * (source.head_dim + source.head_dim // 32) - source.resident_bytes for source in read)
 
 
 def _row_cache_bytes(model: DeepseekV41) -> int:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from headrace.core.errors import UserError
 from headrace.engine.threads import check_threads
 from headrace.kernels.native.choice import choose, wanted_kernels
-from headrace.memory.source_name import SOURCE_NAMES, SourceName
+from headrace.memory.source_name import SCALES_NAMES, SOURCE_NAMES, ScalesName, SourceName
 
 Resume = Literal["exact", "replay"]
 PolicyName = Literal["none", "periodic", "full"]
@@ -22,6 +22,7 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "drafting": ("auto", "always", "off"),
     "drafter": (None, "model", "lookup"),
     "ngram_source": (None, *SOURCE_NAMES),
+    "ngram_scales": (None, *SCALES_NAMES),
 }
 
 
@@ -66,8 +67,10 @@ class EngineOptions:
         ngram_source: where rows of n-gram tables come from: "memory" loads the tables, "mmap" maps their files, "read"
             reads rows with threads, for tables larger than memory. None is "mmap", or "read" where the tables are
             larger than half of the memory.
+        ngram_scales: of the source "read": all scales, a 33rd of the tables, in "memory", so that a row is one read of
+            the disk, or read from the "file" too; None takes memory for scales up to an eighth of the machine's.
         ngram_cache_bytes: row cache before the tables; None is 256 MiB or the tables' size for "read", else none.
-        ngram_workers: threads of the source "read"; None is 4. None of the three changes an answer.
+        ngram_workers: threads of the source "read"; None is 4. None of the four changes an answer.
         kernels: which operations native kernels do: "torch", "native", "auto", or "native:" with operations between
             commas; None takes the environment's HEADRACE_KERNELS, else "torch". Part of the numerics: answers are the
             same bits only for the same choice.
@@ -101,6 +104,7 @@ class EngineOptions:
     drafting: Literal["auto", "always", "off"] = "off"
     drafter: Literal["model", "lookup"] | None = None
     ngram_source: SourceName | None = None
+    ngram_scales: ScalesName | None = None
     ngram_cache_bytes: int | None = None
     ngram_workers: int | None = None
     kernels: str | None = None

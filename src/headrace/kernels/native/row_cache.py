@@ -39,7 +39,8 @@ class NativeCache:
 
     def add(self, keys: NDArray[np.int64], codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> None:
         """Keep rows. See `RowCache.add`."""
-        keys, codes, scales = (np.ascontiguousarray(part) for part in (keys, codes, scales))
+        keys = np.ascontiguousarray(keys)
+        codes, scales = np.ascontiguousarray(codes), np.ascontiguousarray(scales)
         new = [codes.ctypes.data, self._widths[0], scales.ctypes.data, self._widths[1]]
         cache = [self._keys, self._used, self._hands, self._num_sets]
         self._add(keys.ctypes.data, len(keys), *new, *cache, *self._rows)
@@ -65,9 +66,11 @@ def open_cache(
 
 @cache
 def _functions() -> dict[str, Any] | None:
-    found = {name: plain_function(f"hr_row_cache_{name}") for name in _FUNCTIONS}
-    if None in found.values():
-        return None
-    for name, function in found.items():
-        function.argtypes, function.restype = [ctypes.c_int64] * _FUNCTIONS[name], ctypes.c_int64
+    found: dict[str, Any] = {}
+    for name, num_arguments in _FUNCTIONS.items():
+        function = plain_function(f"hr_row_cache_{name}")
+        if function is None:
+            return None
+        function.argtypes, function.restype = [ctypes.c_int64] * num_arguments, ctypes.c_int64
+        found[name] = function
     return found

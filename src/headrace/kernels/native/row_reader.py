@@ -125,9 +125,11 @@ def _error(number: int) -> OSError | EOFError:
 
 @cache
 def _functions() -> dict[str, Any] | None:
-    found = {name: plain_function(f"hr_row_reader_{name}") for name in _FUNCTIONS}
-    if None in found.values():
-        return None
-    for name, function in found.items():
-        function.argtypes, function.restype = [ctypes.c_int64] * _FUNCTIONS[name], ctypes.c_int64
+    found: dict[str, Any] = {}
+    for name, num_arguments in _FUNCTIONS.items():
+        function = plain_function(f"hr_row_reader_{name}")
+        if function is None:
+            return None
+        function.argtypes, function.restype = [ctypes.c_int64] * num_arguments, ctypes.c_int64
+        found[name] = function
     return found
