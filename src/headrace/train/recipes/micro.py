@@ -1,4 +1,4 @@
-"""The smallest recipe that shows the whole machine at work: ten CPU-minutes, one core, text and the pair probe.
+"""The smallest recipe that shows the whole machine at work: four CPU-minutes, one core, text and the pair probe.
 
 It reads Python's own library and rows of fused pairs whose answers lie beyond what the windows of all layers together
 can carry, so only global entries that the index picks can solve them. `micro_window_only` is the control that must
