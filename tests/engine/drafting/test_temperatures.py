@@ -12,6 +12,7 @@ from headrace.engine.drafting.proposal import Proposal
 from headrace.engine.drafting.survival import KeptSoFar, survival
 from headrace.engine.drafting.temperatures import (
     GRID,
+    KNEE_QUANTILE,
     DraftTemperatures,
     Scale,
     calibration_error,
@@ -61,7 +62,7 @@ def test_temperatures_that_are_honest_are_found() -> None:
 def test_a_knee_that_is_honest_is_found() -> None:
     numbers = np.random.default_rng(3)
     logits = numbers.normal(1.0, 2.0, size=(16_000, 2))
-    knee = float(np.quantile(logits[:, 0], 0.75))
+    knee = float(np.quantile(logits[:, 0], KNEE_QUANTILE))
     true = Scale((1.0, 1.0), (-0.8, -0.8), (knee, knee), (2.0, 1.0))
     chances = 1 / (1 + np.exp(-(logits - 0.8 + np.array([2.0, 1.0]) * np.maximum(logits - knee, 0))))
     assert survival_of(logits, true) == pytest.approx(np.cumprod(chances, axis=1))
