@@ -115,9 +115,10 @@ def test_when_all_were_used_the_hand_takes_the_first_after_once_round() -> None:
     assert (cache.find(np.append(keys, 50)) >= 0).tolist() == [False] + [True] * WAYS
 
 
+@pytest.mark.parametrize("is_native", [True, False], ids=["compiled", "numpy"])
 @pytest.mark.parametrize("count", [WAYS, WAYS + 1, 5 * WAYS])
-def test_more_new_rows_than_a_set_has_places(count: int) -> None:
-    cache = RowCache(SET_BYTES, HEAD_DIM, SCALES)
+def test_of_more_new_rows_than_a_set_has_places_it_keeps_the_first(count: int, is_native: bool) -> None:
+    cache = RowCache(SET_BYTES, HEAD_DIM, SCALES, is_native=is_native)
     keys = np.arange(count, dtype=np.int64)
     cache.add(keys, *rows(keys))
-    assert kept(cache, keys).sum() == WAYS
+    assert kept(cache, keys).tolist() == [True] * WAYS + [False] * (count - WAYS)

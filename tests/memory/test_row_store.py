@@ -242,10 +242,15 @@ def test_reads_that_the_system_refuses_fail_their_tokens(tables: Tables, part: i
         os.close(file)
 
 
-def test_resident_scales_are_the_files_and_need_no_read(tables: Tables) -> None:
-    store = tables.store("read, scales in memory")
-    assert [source.resident_bytes for source in store.sources] == [rows * HEAD_DIM // 32 for rows in ROWS.values()]
-    assert [source.resident_bytes for source in tables.store("read").sources] == [0, 0]
+@WITH_AND_WITHOUT_A_COMPILER
+def test_resident_scales_are_the_files_and_need_no_read(tables: Tables, is_native: bool) -> None:
+    store = tables.store("read, scales in memory", is_native=is_native)
+    other = tables.store("read")
+    for source, plain in zip(store.sources, other.sources, strict=True):
+        assert isinstance(source, ReadSource)
+        assert isinstance(plain, ReadSource)
+        assert (source.resident_bytes, plain.resident_bytes) == (source.rows * HEAD_DIM // 32, 0)
+    other.close()
     for layer_id in ROWS:
         with tables.file(layer_id, "scales").open("r+b") as file:
             file.truncate(0)
