@@ -38,9 +38,10 @@ class RowCache:
         self.num_sets = num_bytes // per_set
         self.num_bytes = self.num_sets * per_set
         places = self.num_sets * WAYS
-        # pages that were never written take no memory: a large budget costs as much as it holds
-        self._codes = np.zeros((places, head_dim), dtype=np.uint8)
-        self._scales = np.zeros((places, num_scales), dtype=np.uint8)
+        self._codes = np.empty((places, head_dim), dtype=np.uint8)
+        self._scales = np.empty((places, num_scales), dtype=np.uint8)
+        for part in (self._codes, self._scales):
+            part.fill(0)  # rows go to scattered places: the first prompt would wait for every page to be cleared
         self._keys = np.zeros((self.num_sets, WAYS), dtype=np.int64)  # the key plus one, so that zeros mean free
         self._used = np.zeros((self.num_sets, WAYS), dtype=np.bool_)
         self._hands = np.zeros(self.num_sets, dtype=np.uint8)

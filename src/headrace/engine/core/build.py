@@ -49,7 +49,8 @@ def build_core(
     threads = choose_threads(config.hidden_size, options.threads)
     files = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     max_context = min(options.max_context or config.max_positions, config.max_positions)
-    weights = max(files - _bytes_outside(model), resident_bytes() - before) + _row_cache_bytes(model)
+    cached = _row_cache_bytes(model)  # already resident
+    weights = max(files - _bytes_outside(model), resident_bytes() - before - cached) + cached
     measured = Measured(process=before, weights=weights, scratch=_scratch(model, options, threads, max_context))
     plan = plan_memory(model.state_shape, options, max_context, measured)
     size = config.vocab_size if loaded.tokenizer is None else min(config.vocab_size, loaded.tokenizer.size)
