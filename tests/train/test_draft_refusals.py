@@ -195,6 +195,12 @@ def example(**changes: Any) -> Calibration:
     return Calibration(**{**tensors, **changes})
 
 
+def shaped(*sizes: int) -> Calibration:
+    """Return anchors with drafts of any shape."""
+    accepted = torch.zeros(sizes, dtype=torch.uint8)
+    return example(confidence=torch.zeros(sizes), accepted=accepted, acceptance=torch.zeros(sizes))
+
+
 def test_calibration_data_comes_back_and_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "calibration.safetensors"
     path.write_bytes(calibration_bytes(example()))
@@ -210,6 +216,9 @@ def test_calibration_data_comes_back_and_other_files_are_refused(tmp_path: Path)
     assert {tensor.dtype for tensor in compact.tensors.values()} == {torch.float16, torch.uint8, torch.int32}
     for wrong, words in [
         (example(confidence=torch.zeros(3, 2, dtype=torch.float64)), "confidence"),
+        (shaped(3), "two dimensions"),
+        (shaped(3, 0), "two dimensions"),
+        (shaped(3, 2, 2), "two dimensions"),
         (example(position=torch.tensor([1, 2])), "position"),
         (example(acceptance=torch.zeros(3, 1)), "acceptance"),
         (example(accepted=torch.tensor([[0, 1], [1, 1], [0, 0]], dtype=torch.uint8)), "falling row"),

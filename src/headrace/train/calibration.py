@@ -100,6 +100,9 @@ def read_calibration(folder: Path) -> Calibration:
     wanted = _BLOCKS | _ROWS
     if set(tensors) | _OPTIONAL != set(wanted):
         raise UserError(f"{path} holds {', '.join(sorted(tensors))}; {', '.join(sorted(wanted))} are accepted.")
+    sizes = list(tensors["confidence"].shape)
+    if len(sizes) != 2 or not sizes[1]:
+        raise UserError(f"{path} has confidence {sizes}; two dimensions, anchors and drafts, are accepted.")
     rows = tensors["document"].shape[0] if tensors["document"].dim() else 0
     for name, tensor in tensors.items():
         dtypes = wanted[name]
