@@ -28,7 +28,7 @@ namespace {
 std::atomic<int64_t> num_threads{1};
 thread_local bool is_in_task = false;  // a piece that calls again computes all of it itself
 const int SPINS = 2000;                // pauses before a thread sleeps: some tens of microseconds
-const int64_t CALL = (int64_t)1 << 32;  // one call, in `ticket`
+const uint64_t CALL = (uint64_t)1 << 32;  // one call, in `ticket`, whose numbers begin anew after 2 ** 32 calls
 
 int64_t now() {  // nanoseconds
   using namespace std::chrono;
@@ -60,7 +60,7 @@ struct Pool {
   std::mutex use, sleep;
   std::condition_variable wake, finished, rest;
   std::vector<std::thread> threads;
-  std::atomic<int64_t> ticket{0};  // number of the call, and in the low half the pieces that nobody has taken
+  std::atomic<uint64_t> ticket{0};  // number of the call, and in the low half the pieces that nobody has taken
   std::atomic<int64_t> left{0};    // pieces that are not done
   std::atomic<int> sleepers{0};
   std::atomic<bool> is_waiting{false};
@@ -74,14 +74,14 @@ struct Pool {
   };
 
   // Takes pieces of one call until there is none, or until it is over.
-  Taken work(int64_t call) {
+  Taken work(uint64_t call) {
     Taken taken;
     is_in_task = true;
-    int64_t seen = ticket.load();
+    uint64_t seen = ticket.load();
     while (seen / CALL == call && seen % CALL) {
       if (!ticket.compare_exchange_weak(seen, seen - 1)) continue;
       const int64_t started = now();
-      task(context, pieces - seen % CALL);
+      task(context, pieces - (int64_t)(seen % CALL));
       const int64_t took = now() - started;
       if (left.fetch_sub(1) == 1 && is_waiting.load()) {
         std::lock_guard<std::mutex> lock(sleep);
@@ -95,7 +95,7 @@ struct Pool {
   }
 
   void live(int64_t place) {
-    int64_t done = ticket.load() / CALL;
+    uint64_t done = ticket.load() / CALL;
     const auto is_wanted = [&] { return place < num_threads.load(); };
     const auto is_called = [&] { return ticket.load() / CALL != done || !is_wanted(); };
     for (;;) {
@@ -131,12 +131,12 @@ struct Pool {
   }
 
   void run(hr_task what, void* with, int64_t count) {
-    const int64_t call = ticket.load() / CALL + 1;
+    const uint64_t call = (ticket.load() / CALL + 1) % CALL;
     task = what;
     context = with;
     pieces = count;
     left.store(count);
-    ticket.store(call * CALL + count);
+    ticket.store(call * CALL + (uint64_t)count);
     if (sleepers.load()) {
       std::lock_guard<std::mutex> lock(sleep);
       wake.notify_all();
