@@ -214,6 +214,24 @@ def test_losses_are_those_of_float64(instruction_set: str, is_weighted: bool, co
 
 
 @on_every_instruction_set
+@pytest.mark.parametrize("columns", [5, 16, 83])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_with_a_logit_that_is_no_number_has_a_loss_that_is_none(
+    instruction_set: str, columns: int, bad: float
+) -> None:
+    logits = torch.randn(columns + 1, columns)
+    logits[torch.arange(columns), torch.arange(columns)] = bad  # each column once, and a row without
+    found = judge_rows(
+        logits, torch.zeros(columns + 1, dtype=torch.int64), None, has_gradient=True, library=load(instruction_set)
+    )
+    assert found is not None
+    assert found[0][:-1].isnan().all()
+    assert logits[:-1].isnan().all()
+    assert found[0][-1].isfinite()
+    assert logits[-1].isfinite().all()
+
+
+@on_every_instruction_set
 @pytest.mark.parametrize("inverse", [False, True])
 @pytest.mark.parametrize(("heads", "width", "pairs"), [(1, 6, 3), (3, 40, 8), (2, 64, 32)])
 def test_a_rotation_has_the_bits_of_pytorch(

@@ -2,7 +2,7 @@
 
 Numerics: float32. Exponentials relative to the largest logit are summed: lane j of 16 sums columns 16 i + j in
 ascending i, lanes are added as a tree (8, 4, 2, 1 apart). Exponential and logarithm are those of `lanes.h`. A row with
-a NaN has a NaN loss.
+a NaN, or whose largest logit is infinite, has a NaN loss.
 What bounds it: exponentials, two per logit.
 Source: training.md sections 2.1 and 2.2.
 """

@@ -30,7 +30,7 @@ static void judge_row(const CrossEntropy& job, int64_t row) {
   if (left) sums = sums + exp16(tail16(logits + whole, left, -HUGE_VALF) - peak);
   const v16 total = splat(sum16(sums));
   const float target = logits[job.labels[row]];
-  const float log_total = peak[0] + log16(total)[0];
+  const float log_total = total[0] != total[0] ? total[0] : peak[0] + log16(total)[0];  // log16 takes no NaN
   job.losses[row] = log_total - target;
   bool is_first = target == peak[0];
   for (int64_t v = 0; is_first && v < job.labels[row]; v++) is_first = logits[v] < target;
