@@ -3,7 +3,9 @@
 import errno
 import os
 import sqlite3
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -243,6 +245,55 @@ def test_an_index_that_another_keeps_locked_costs_entries_only(
     tier = directory.open()
     assert readable(tier, 6) == [1, 2, 3, 5, 6]
     tier.close()
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_RECOVERY, sqlite3.SQLITE_BUSY_SNAPSHOT])
+def test_every_way_of_being_locked_out_passes(directory: Directory, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = directory.open()
+    problem = sqlite3.OperationalError("database is locked")
+    problem.sqlite_errorcode = code
+
+    def locked(*_: object) -> None:
+        raise problem
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tier.store.index, "add", locked)
+        put(tier, range(1, 4))
+    put(tier, range(4, 7))
+    assert readable(tier, 6) == [4, 5, 6]
+    assert set(tier.incidents.counts) == {"index_busy"}
+    tier.close()
+
+
+def test_any_thread_may_ask_what_is_being_written(directory: Directory) -> None:
+    """A reader that misses a file asks, while the writer begins and ends segments."""
+    directory.segment_bytes = 2000
+    tier = directory.open()
+    before, problems = sys.getswitchinterval(), list[RuntimeError]()
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            try:
+                tier.store.is_open("some")
+            except RuntimeError as problem:
+                problems.append(problem)
+                return
+
+    asking = threading.Thread(target=ask)
+    sys.setswitchinterval(1e-6)
+    try:
+        asking.start()
+        until, place = time.monotonic() + 0.5, 0
+        while time.monotonic() < until and not problems:
+            place += 1
+            put(tier, range(place, place + 1))
+    finally:
+        sys.setswitchinterval(before)
+        is_over.set()
+        asking.join()
+        tier.close()
+    assert not problems
 
 
 def test_one_makes_room_while_the_other_reads(directory: Directory) -> None:

@@ -300,8 +300,8 @@ class SegmentStore:
                     self._quietly_remove(record.key)
 
     def is_open(self, name: str) -> bool:
-        """Say whether a segment is being written by this process."""
-        return any(writer.name == name for writer in self._writers.values())
+        """Say whether a segment is being written by this process; any thread may ask."""
+        return any(writer.name == name for writer in list(self._writers.values()))
 
     def seal_all(self) -> None:
         """End every segment that is being written."""
@@ -355,15 +355,20 @@ class SegmentStore:
             self.incidents.note(kind, str(self.folder), what)
 
 
+def _code(problem: Exception) -> int:
+    """Return SQLite's primary code: extended ones, such as of a log that another process recovers, lie above it."""
+    return int(getattr(problem, "sqlite_errorcode", 0)) & 0xFF
+
+
 def _is_broken(problem: sqlite3.Error) -> bool:
-    return getattr(problem, "sqlite_errorcode", 0) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+    return _code(problem) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
 
 def _is_busy(problem: Exception) -> bool:
-    return getattr(problem, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
+    return _code(problem) == sqlite3.SQLITE_BUSY
 
 
 def _is_full(problem: Exception) -> bool:
     if isinstance(problem, OSError):
         return problem.errno in _FULL
-    return getattr(problem, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return _code(problem) == sqlite3.SQLITE_FULL
