@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.core.errors import CheckpointError, UserError
+from headrace.core.errors import CheckpointError, InternalError, UserError
 from headrace.memory.read_source import ReadSource
 from headrace.memory.row_counts import NgramReads, RowReads
 from tests.memory.stores import COLUMNS, HEAD_DIM, KINDS, READING, ROWS, Tables, bits, rows_of, same, some_ids
@@ -160,6 +160,14 @@ def test_rows_are_read_by_compiled_threads_and_by_pythons(tables: Tables, kind: 
     found = [rows_of(store, ids[chunk]) for chunk in pieces([100, 100, 1, 99])]
     assert same([torch.cat(parts) for parts in zip(*found, strict=True)], tables.expected(ids))
     store.close()
+
+
+@WITH_AND_WITHOUT_A_COMPILER
+def test_a_closed_store_reads_nothing_more(tables: Tables, is_native: bool) -> None:
+    store = tables.store("read", is_native=is_native)
+    store.close()
+    with pytest.raises(InternalError, match="after their reader was closed"):
+        store.collect(some_ids(3))
 
 
 def test_many_requests_at_once_are_read_whole(tmp_path: Path) -> None:

@@ -72,6 +72,11 @@ def test_the_shipped_model_computes_the_same_bits() -> None:
         assert all(same_bits(*pair) for pair in zip(got, wanted, strict=True)), source
 
 
+def test_a_row_cache_larger_than_the_machine_is_refused_before_it_is_taken() -> None:
+    with pytest.raises(UserError, match=f"ngram_cache_bytes is {1 << 60}; accepted are at most the "):
+        load_model(FOLDER, LoadOptions(ngram_cache_bytes=1 << 60))
+
+
 def test_image_tokens_ask_for_the_same_rows_ahead() -> None:
     memory = memory_of(load_model(FOLDER).model)
     assert memory.store is not None

@@ -8,7 +8,8 @@ import heapq
 import threading
 from collections.abc import Callable
 
-from headrace.kernels.native.row_reader import open_reader
+from headrace.core.errors import InternalError
+from headrace.kernels.native.row_reader import CLOSED, open_reader
 
 PART_ROWS = 512  # rows a thread reads at once, so that an urgent batch waits for one part at most
 
@@ -41,8 +42,14 @@ class ReadPool:
             thread.start()
 
     def add(self, job: Job, *, is_urgent: bool) -> None:
-        """Queue a job."""
+        """Queue a job.
+
+        Raises:
+            InternalError: the pool was closed.
+        """
         with self._changed:
+            if self._is_closed:
+                raise InternalError(CLOSED)
             self._asked += 1
             heapq.heappush(self._queue, (not is_urgent, self._asked, job))
             self._changed.notify()

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core.errors import InternalError
 from headrace.kernels.native.library import plain_function
 
+CLOSED = "rows of an n-gram table were asked for after their reader was closed"
 _ENDED = -1  # the error of a row that the file ends before
 _FUNCTIONS = {"open": 1, "start": 3, "wait": 2, "close": 1}
 
@@ -75,7 +77,11 @@ class RowReader:
             scales: likewise; of the place only the size counts where they are resident.
             resident: [rows, row_bytes] uint8, all scales of the table; None reads them.
             is_urgent: goes before what is not.
+
+        Raises:
+            InternalError: the reader was closed.
         """
+        self._check_open()
         while self._under_way and self._under_way[0].is_done:
             self._under_way.popleft()
         fields = [row_ids.ctypes.data, len(row_ids)]
@@ -89,8 +95,13 @@ class RowReader:
         return request
 
     def wait(self, request: NativeRead) -> None:
-        """Wait for a request."""
+        """Wait for a request.
+
+        Raises:
+            InternalError: the reader was closed before it was done.
+        """
         if not request.is_done:
+            self._check_open()
             self._functions["wait"](self._address, request.address)
 
     def close(self) -> None:
@@ -99,6 +110,10 @@ class RowReader:
             self._functions["close"](self._address)
         self._address = 0
         self._under_way.clear()
+
+    def _check_open(self) -> None:
+        if not self._address:
+            raise InternalError(CLOSED)
 
     def __del__(self) -> None:
         """Close: threads must not write into what is gone."""

@@ -73,8 +73,12 @@ def open_store(weights: Weights, settings: StoreSettings) -> RowStore:
 
     Raises:
         CheckpointError: a file cannot be opened, or scales that are to be in memory cannot be read.
+        UserError: the row cache, which is taken at once, is to be larger than this machine's memory.
     """
     cache_bytes, scales_at = settings.cache_bytes, settings.scales
+    if cache_bytes is not None and cache_bytes > _memory():
+        message = f"ngram_cache_bytes is {cache_bytes}; accepted are at most the {_memory()} bytes of this machine"
+        raise UserError(message, param="ngram_cache_bytes")
     if cache_bytes is None:
         cache_bytes = min(_DEFAULT_CACHE_BYTES, table_bytes(weights)) if settings.source == "read" else 0
     if scales_at is None:
