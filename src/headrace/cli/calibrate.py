@@ -45,13 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.checkpoint.tensor_file import check_target
     from headrace.checkpoint.weights_digest import weights_digest
     from headrace.core.shipped import shipped_model
-    from headrace.engine.drafting.temperatures import (
-        TEMPERATURES_NAME,
-        calibration_errors,
-        fit_documents,
-        read_temperatures,
-        survival_of,
-    )
+    from headrace.engine.drafting.temperatures import fit_documents
 
     path = args.path or shipped_model()
     if not path.is_dir():
@@ -59,9 +53,12 @@ def run(args: argparse.Namespace) -> int:
     if args.collect is not None and args.text is None:
         raise UserError("--collect keeps what --text drafts; it is accepted with --text FILE.", param="collect")
     target = check_target(args.out)
+    if args.collect is not None and check_target(args.collect) == target:
+        raise UserError(f"--out and --collect are both {args.out}; two files are accepted.", param="collect")
     weights = weights_digest(path)
     logits, kept, document, source = _rows(path, args)
     found = fit_documents(logits, kept, document, weights=weights, source=source)
+    served = _served(path, args, logits, kept, weights)
     text = json.dumps(found.to_json(), indent=2, ensure_ascii=False) + "\n"
     _write(target, text.encode(), "out")
     if args.json:
@@ -80,12 +77,29 @@ def run(args: argparse.Namespace) -> int:
             f"{scale.knees[place]:.2f}; calibration error {found.before[place]:.4f} before, {found.after[place]:.4f} "
             f"after ({found.plain[place]:.4f} with temperatures alone, {found.by_chance[place]:.4f} by chance)"
         )
-    if args.text is not None and (path / TEMPERATURES_NAME).is_file():
-        served = survival_of(logits, read_temperatures(path / TEMPERATURES_NAME, logits.shape[1], weights))
-        errors = ", ".join(f"{error:.4f}" for error in calibration_errors(served, kept))
-        print(f"{TEMPERATURES_NAME} beside the draft, as serving reads it: calibration error {errors} on this text")
+    if served is not None:
+        print(served)
     print(f"written: {args.out}")
     return 0
+
+
+def _served(path: Path, args: argparse.Namespace, logits: Any, kept: Any, weights: str) -> str | None:
+    """Return what is to be said of the file that serving has read until now; None without a text or such a file."""
+    from headrace.engine.drafting.temperatures import (
+        TEMPERATURES_NAME,
+        calibration_errors,
+        read_temperatures,
+        survival_of,
+    )
+
+    if args.text is None or not (path / TEMPERATURES_NAME).is_file():
+        return None
+    try:
+        scale = read_temperatures(path / TEMPERATURES_NAME, logits.shape[1], weights)
+    except UserError as problem:  # a new fit is the way out of it
+        return f"{TEMPERATURES_NAME} beside the draft cannot be judged: {problem.message}"
+    errors = ", ".join(f"{error:.4f}" for error in calibration_errors(survival_of(logits, scale), kept))
+    return f"{TEMPERATURES_NAME} beside the draft, as serving reads it: calibration error {errors} on this text"
 
 
 def _rows(path: Path, args: argparse.Namespace) -> tuple[Any, Any, Any, str]:
