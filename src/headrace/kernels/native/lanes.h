@@ -27,6 +27,10 @@
 #endif
 #define HR_EXPORT(name) extern "C" __attribute__((visibility("default"))) int64_t HR_NAME(name)
 
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12
+#define __builtin_shufflevector(a, b, ...) __builtin_shuffle(a, b, i16{__VA_ARGS__})  // of sixteen 32-bit lanes
+#endif
+
 namespace {
 
 typedef float v16 __attribute__((vector_size(64)));

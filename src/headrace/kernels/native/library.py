@@ -89,7 +89,7 @@ def plain_function(name: str) -> Any | None:
 def _open() -> ctypes.CDLL | str:
     """Load the library, or return why that is not possible."""
     if not _FILE.exists():
-        return "the package was installed without a C++ compiler; `pip install` it again with one"
+        return "the package was installed without a C++ compiler that builds them (GCC 11 does); `pip install` it again"
     if _is_cut_short(_FILE):
         return f"{_FILE.name} is cut short; `pip install` the package again with a C++ compiler"
     try:

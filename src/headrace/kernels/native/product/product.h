@@ -94,10 +94,11 @@ static inline pair_t fp8_pair(h16 codes) {
   return {from_e4m3(wide_codes & 0xFF), from_e4m3(wide_codes >> 8)};
 }
 static inline void fp8_pairs(const uint8_t* from, pair_t out[2]) {
-  typedef uint16_t h32 __attribute__((vector_size(64)));
-  const h32 x = read<h32>(from);
-  out[0] = fp8_pair(__builtin_shufflevector(x, x, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27));
-  out[1] = fp8_pair(__builtin_shufflevector(x, x, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
+  for (int half = 0; half < 2; half++) {
+    h16 codes;
+    for (int row = 0; row < 4; row++) memcpy((char*)&codes + 8 * row, from + 16 * row + 8 * half, 8);
+    out[half] = fp8_pair(codes);
+  }
 }
 #endif
 
