@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.native.experts import ExpertMatrices, Experts
-from headrace.kernels.native.library import load
+from headrace.kernels.native.library import load, why_absent
 from headrace.kernels.native.product import Product
 from headrace.kernels.native.streams import Streams
 from headrace.kernels.native.tiles import BF16, FP4, FP8
@@ -16,6 +16,8 @@ from tests.kernels.native.matrices import KINDS, matrix, on_every_instruction_se
 from tests.kernels.rows import bits
 
 SCALES = (120, 126)
+
+pytestmark = pytest.mark.skipif(why_absent() is not None, reason=f"no native kernels: {why_absent()}")
 
 
 @pytest.fixture(autouse=True)
