@@ -273,6 +273,30 @@ def test_drafts_go_on_after_steps_that_gave_no_taps(kind: dict, monkeypatch: pyt
     assert len(proposed) > 20
 
 
+class Sudden(Breaks):
+    """Says for six steps that it will not draft for long, and then does."""
+
+    def wants(self, rooms: Mapping[str, int]) -> bool:
+        self.steps += bool(rooms)
+        return bool(rooms) and self.steps > 6
+
+    @property
+    def wait(self) -> float:
+        return 0.0 if self.steps > 6 else 1000.0
+
+
+def test_taps_that_do_not_reach_the_newest_token_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "_MOST_SKIPS", 0)
+    model = golden()
+    ids = np.random.default_rng(2).integers(0, 250, 90).tolist()
+    engine = core(model, drafter=DSpark(model, 250), max_context=512)
+    engine._drafting.policy = Sudden(3)
+    answer(engine, ids, params(max_tokens=40))
+    made = [one.drafts_made for step in engine.traces.newest() for one in step.requests if one.kind == "decode"]
+    assert made[:7] == [0] * 7  # in the seventh there are those of the prompt alone, six tokens back
+    assert made[7:10] == [3] * 3
+
+
 def test_while_drafting_has_to_wait_most_steps_ask_nothing_and_the_guard_still_hears_of_all() -> None:
     model = golden()
     engine = core(model, drafter=DSpark(model, 250), max_context=512)

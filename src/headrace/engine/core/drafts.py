@@ -44,6 +44,12 @@ class Track:
         while self.taps[0][0] + len(self.taps[0][1]) <= end - window:
             del self.taps[0]
 
+    def taps_to(self, length: int) -> Tensor | None:
+        """Return the taps kept, [T, n * D]; None unless they end at position `length` - 1."""
+        if not self.taps or self.taps[-1][0] + len(self.taps[-1][1]) != length:
+            return None  # later rows ran in steps that gave none
+        return torch.cat([part for _, part in self.taps])
+
 
 class Drafting:
     """Owns one drafter and what it has to hear; sequences are known by the scheduler's names."""
@@ -153,13 +159,12 @@ class Drafting:
         told = []
         for sequence in sequences:
             track = self._tracks.setdefault(sequence.request_id, Track())
-            taps = torch.cat([part for _, part in track.taps]) if track.taps else None
             told.append(
                 Committed(
                     name=sequence.request_id,
                     first=track.heard,
                     token_ids=_tokens(sequence, track.heard),
-                    taps=taps,
+                    taps=track.taps_to(sequence.num_committed),
                     state=sequence.state,
                 )
             )
