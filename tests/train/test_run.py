@@ -22,6 +22,7 @@ from headrace.train.loop import StepRecord
 from headrace.train.progress import Pace
 from headrace.train.recipe import LossSettings, Recipe, SaveSettings
 from headrace.train.run import Outcome, train
+from headrace.train.summary import summary_lines
 from tests.train.small_recipe import small_recipe, text_recipe, write_texts
 
 
@@ -123,6 +124,16 @@ def test_a_resumed_run_with_another_recipe_is_refused_by_field(tmp_path: Path) -
     with pytest.raises(UserError, match=r"losses\.index_rows \(11, now 12\)"):
         go(small_recipe(losses=LossSettings(index_rows=12)), tmp_path, is_resumed=True)
     assert files_of(outcome.checkpoint) == before
+
+
+def test_a_resumed_run_says_that_other_kernels_computed_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[list[str]] = []
+    monkeypatch.setattr(Listener, "on_start", lambda _self, summary: told.append(summary_lines(summary)))
+    go(small_recipe(), tmp_path, last_step=1)
+    go(small_recipe(), tmp_path, is_resumed=True, last_step=2)
+    monkeypatch.setattr(run_module, "kernels_in_use", lambda: "others")
+    go(small_recipe(), tmp_path, is_resumed=True, last_step=3)
+    assert [any("bit for bit" in line and "others" in line for line in lines) for lines in told] == [False, False, True]
 
 
 def test_a_changed_text_is_refused_when_a_run_resumes(tmp_path: Path) -> None:

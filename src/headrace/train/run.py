@@ -6,7 +6,7 @@
 import gc
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from headrace.train.recipe import Recipe
 from headrace.train.recipe_json import difference, to_json
 from headrace.train.save import METRICS_NAME, RECIPE_NAME, TENSORBOARD_NAME, RunFolder, Snapshot
 from headrace.train.schedule import Position
-from headrace.train.summary import summarise
+from headrace.train.summary import kernels_in_use, summarise
 
 
 class Watcher(Protocol):
@@ -128,6 +128,10 @@ def train(
         if snapshot is not None:
             _check_same(recipe, folder, snapshot)
         job = _job(recipe, snapshot, backbone)
+        kernels = {"kernels": kernels_in_use()}
+        if snapshot is not None:
+            kernels["kernels_before"] = snapshot.plain.get("kernels", kernels["kernels"])
+        job = replace(job, summary={**job.summary, **kernels})
         if snapshot is None:
             folder.write_json(RECIPE_NAME, to_json(recipe))
         resumed_step = None if snapshot is None else snapshot.step
@@ -262,7 +266,8 @@ class _Run:
 
     def _save(self) -> Path:
         state = self._work.snapshot()
-        plain = {**state.plain, "recipe": self._document, "tokenizer": self._job.tokenizer}
+        more = {"recipe": self._document, "tokenizer": self._job.tokenizer, "kernels": kernels_in_use()}
+        plain = {**state.plain, **more}
         before = self._folder.checkpoints()
         checkpoint = self._folder.save(
             Snapshot(state.step, state.tensors, plain), self._job.export, self._work.recipe.saving.keep

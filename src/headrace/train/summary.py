@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from headrace.kernels.native.library import best_library
 from headrace.train.data.corpus import SourceRecord
 from headrace.train.index_loss import first_eligible
 from headrace.train.loop import Trainer
@@ -48,6 +49,12 @@ def texts_of(records: Sequence[SourceRecord]) -> list[dict[str, Any]]:
     return [asdict(record) | {"licence": record.licence.name} for record in records]
 
 
+def kernels_in_use() -> str:
+    """Return whose order of sums the gradients have: "compiled, avx512" (or another instruction set), or "PyTorch"."""
+    library = best_library()
+    return "PyTorch" if library is None else f"compiled, {library.instruction_set}"
+
+
 def untaught_sources(recipe: Recipe) -> list[int]:
     """Return the index sources that see no more entries behind their window than they pick, in the longest rows.
 
@@ -80,6 +87,12 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"  no row is long enough to teach index sources {', '.join(map(str, summary['untaught']))}: "
             "they see no more entries than they pick"
+        )
+    now, before = summary.get("kernels"), summary.get("kernels_before")
+    if before is not None and before != now:
+        lines.append(
+            f"  gradients were computed by: {before}; now by: {now}. What follows is not what an uninterrupted run "
+            "would give, bit for bit"
         )
     return lines
 
