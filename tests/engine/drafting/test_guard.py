@@ -222,3 +222,13 @@ def test_steps_that_also_read_prompts_count_at_the_known_price() -> None:
         is_drafted = guard.drafts({"a": 500})
         guard.add({"a": 1}, is_drafted=is_drafted, seconds=None)
     assert guard.report()[1] == GuardReport(None, pytest.approx(100.0), True, probes=2, pauses=0)
+
+
+def test_steps_that_always_read_prompts_too_go_on_drafting() -> None:
+    run = Run(12.0, lambda _: 3.0).steps(400)
+    before = len(run.drafted)
+    for _ in range(300):
+        is_drafted = run.guard.drafts({"0": 10_000})
+        run.guard.add({"0": 4 if is_drafted else 1}, is_drafted=is_drafted, seconds=None)
+        run.drafted.append(is_drafted)
+    assert sum(run.drafted[before:]) > 250

@@ -99,7 +99,8 @@ def build_drafting(
     """Return what drafts for an engine; None where nothing does.
 
     Raises:
-        UserError: the draft module was asked for and the checkpoint has none, or its temperatures are damaged.
+        UserError: the draft module was asked for and the checkpoint has none, or its temperatures are damaged or of
+            other weights.
     """
     if options.drafting == "off":
         return None
@@ -114,7 +115,7 @@ def build_drafting(
     drafter = DSpark(model, vocab_size)
     torch.set_num_threads(threads.decode)
     file = path / TEMPERATURES_NAME
-    scale = read_temperatures(file, drafter.max_guesses) if file.exists() else None
+    scale = read_temperatures(file, drafter.max_guesses, weights_digest(path)) if file.exists() else None
     table = cost_table(model, drafter, fingerprint(path), options.num_slots) if is_guarded else None
     policy = DraftPolicy(drafter.max_guesses, table=table, scale=scale, is_guarded=is_guarded)
     return Drafting(drafter, model.config.window, policy)

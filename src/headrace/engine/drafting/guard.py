@@ -158,7 +158,7 @@ class Guard:
             took = account.times.price if is_drafted else 1.0
         if is_drafted:
             self._note_round(account, tokens, took)
-        elif seconds is not None:
+        else:
             account.since_plain = 0
         if is_drafted or account.gain is None:
             account.gain = account.times.gain
