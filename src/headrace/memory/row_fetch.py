@@ -82,6 +82,11 @@ class LayerFetch:
         """Whether `finish` would not wait, as far as the source can tell."""
         return self._faults is not None or self._request.is_done
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is known already that some of the rows are damaged or could not be read."""
+        return bool(self._faults)
+
     def finish(self) -> dict[int, UserError]:
         """Wait for the rows, keep the good ones in the cache, and return the faults by place among the rows."""
         if self._faults is None:

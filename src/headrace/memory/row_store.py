@@ -32,6 +32,11 @@ class _Batch:
     layers: list[LayerFetch]
     num_columns: int
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is known already that some rows are damaged or could not be read."""
+        return any(layer.has_failed for layer in self.layers)
+
 
 class RowStore:
     """Owns the sources, the row cache, the counts, and what was announced. One thread uses it."""
@@ -85,13 +90,16 @@ class RowStore:
             self._give_up(self._ahead.pop(next(iter(self._ahead)))[0])
 
     def collect(self, row_ids_TLC: RowIds) -> "Collected":
-        """Return the rows of tokens that run now; what was not announced starts here.
+        """Return the rows of tokens that run now; what was not announced, or failed since, starts here.
 
         Raises:
             UserError: a row number is outside its table.
         """
         self._take_in_arrived()
         keys = _keys(row_ids_TLC)
+        for key in set(keys) & self._ahead.keys():
+            if self._ahead[key][0].has_failed:  # the disk may be well again
+                self._give_up(self._ahead.pop(key)[0])
         parts: dict[int, _Part] = {}
         missing: list[int] = []
         for place, key in enumerate(keys):

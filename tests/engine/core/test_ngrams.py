@@ -1,5 +1,7 @@
 """Where n-gram rows come from changes no answer; they are asked for early, and every read is on the books."""
 
+import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from headrace.core.errors import CheckpointError, UserError
 from headrace.engine.core.build import _bytes_outside, build_core
 from headrace.engine.core.options import EngineOptions
+from headrace.memory import read_pool
 from headrace.memory.read_source import ReadSource
 from headrace.memory.row_counts import NgramReads
 from headrace.memory.row_store import RowStore
@@ -149,6 +152,7 @@ def test_what_nobody_runs_is_given_up(folder: Path) -> None:
 
 
 def test_a_disk_that_fails_ends_the_requests_that_need_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_pool, "open_reader", lambda *_: None)  # whose reads a test can break one by one
     model = opened(folder, ngram_source="read", ngram_cache_bytes=0)
     assert model.memory is not None
     assert model.memory.store is not None
@@ -174,6 +178,28 @@ def test_a_disk_that_fails_ends_the_requests_that_need_it(folder: Path, monkeypa
     assert client.core.totals.failed == 1
     assert said(client.results["good"][0]) == alone_on(opened(folder), tuple(good), params(max_tokens=1))
     client.core.close()
+
+
+def test_a_table_that_cannot_be_read_ends_requests_and_not_the_engine(folder: Path) -> None:
+    model = opened(folder, ngram_source="read", ngram_cache_bytes=0)
+    assert model.memory is not None
+    assert model.memory.store is not None
+    source = model.memory.store.sources[0]
+    assert isinstance(source, ReadSource)
+    kept, other = os.dup(source._files[0]), os.open(folder, os.O_RDONLY)
+    os.dup2(other, source._files[0])  # every read of a folder fails
+    client = Client(core(model))
+    client.submit("bad", PROMPTS[0], params(max_tokens=1))
+    client.finish()
+    assert client.errors["bad"].message.endswith("Is a directory")
+    time.sleep(0.1)  # what was asked for ahead has failed by now, too
+    os.dup2(kept, source._files[0])
+    client.submit("good", PROMPTS[0], params(max_tokens=1))
+    client.finish()
+    assert said(client.results["good"][0]) == alone_on(opened(folder), tuple(PROMPTS[0]), params(max_tokens=1))
+    client.core.close()
+    for file in (kept, other):
+        os.close(file)
 
 
 def rows_read_by(model: DeepseekV41, ids: Sequence[int]) -> list[set[int]]:
