@@ -40,8 +40,10 @@ SCHEMA = {
 
 
 def shuffled(value: Any, numbers: np.random.Generator) -> Any:
-    """Return weights with the elements of every tensor in another order."""
+    """Return weights with the elements of every tensor in another order; bytes that make one value stay together."""
     if isinstance(value, Tensor):
+        if value.dtype == torch.uint8 and value.dim() > 2 and value.shape[-1] == 4:
+            return shuffled(value.contiguous().view(torch.int32), numbers).view(torch.uint8)
         order = torch.from_numpy(numbers.permutation(value.numel()))
         flat = value.contiguous().view(torch.uint8) if value.element_size() == 1 else value.contiguous()
         return flat.flatten()[order].view(value.dtype).reshape(value.shape)
