@@ -14,7 +14,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "auto, or native: with operations between commas. --check compares every kernel with its reference on this "
         "processor, --time times it.",
     )
-    parser.add_argument("--check", action="store_true", help="compare every kernel with its reference, bit for bit")
+    parser.add_argument(
+        "--check", action="store_true", help="compare every kernel that serves with its reference, bit for bit"
+    )
     parser.add_argument("--time", action="store_true", help="time every kernel at released sizes; about half a minute")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
